@@ -1,0 +1,68 @@
+# fa4: set-up, demo, tests and figures. Needs Python 3.11 or newer, make and a package index; no GPU.
+#
+#   make demo        set up .venv, then attention on a language model's Q, K and V, on a modelled B200
+#   make test        the same set-up, then every test             (make test-fast: only the quick ones)
+#   make lint type   ruff and mypy
+#   make bench       print every figure that README names
+#
+# PYTHON  the interpreter .venv is made with
+# TORCH   what pip installs as torch, before everything else, so that nothing else picks a build.
+#         It is passed to pip as words, so options work too; README shows how to choose a CPU build.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo test test-fast lint format type bench clean FORCE
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+DEMO_INPUT := fa4/demo/smollm2_layer14.safetensors
+
+help:
+	@sed -n '3,7s/^# *//p' Makefile
+
+# The torch that was asked for is kept in a file that changes only when the request does.
+$(VENV)/torch.request: FORCE
+	@mkdir -p $(VENV)
+	@printf '%s\n' '$(TORCH)' | cmp -s - $@ || printf '%s\n' '$(TORCH)' > $@
+
+$(VENV)/.installed: pyproject.toml $(VENV)/torch.request
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "fa4 needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V): make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet $(TORCH)
+	$(PIP) install --quiet --editable '.[test]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) install --quiet --editable '.[test,dev]'
+	@touch $@
+
+install: $(VENV)/.installed
+
+demo: $(VENV)/.installed
+	$(BIN)/fa4 run --input $(DEMO_INPUT) --causal
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-fast: $(VENV)/.installed
+	$(BIN)/python -m pytest -m 'not slow' $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+
+type: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed
+	$(BIN)/python tests/bench.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
