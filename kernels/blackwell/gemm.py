@@ -1,4 +1,20 @@
-"""C[M, N] = A[M, K] @ B[N, K]^T on one Blackwell SM per 128x128 tile: the first kernel to read."""
+"""The first kernel to read: C[M, N] = A[M, K] @ B[N, K]^T on Blackwell, in about 100 lines.
+
+One CTA computes one 128 x 128 tile of C. Its six warps have three roles that run side by side
+and meet only at barriers in shared memory (SMEM):
+
+    load      one warp      global --TMA--> SMEM     walks K in steps of 64, a ring of 4 stages
+    multiply  one warp      SMEM --tcgen05--> TMEM   accumulates in float32, in tensor memory
+    epilogue  four warps    TMEM --> registers --> SMEM --TMA--> global
+
+What the kernel needs: A, B bfloat16 or float16; C bfloat16, float16 or float32; rows contiguous
+and their strides multiples of 16 bytes (TMA). M, N and K are free otherwise: TMA fills what lies
+outside A and B with zeros and drops what lies outside C.
+
+Run it on the modelled SM, no GPU needed:  python -m kernels.blackwell.gemm --m 200 --n 136 --k 328
+Names: tCrA is "A, partitioned for the MMA's C (t C), as r(egister-like descriptors)"; g is global,
+s shared, t tensor memory, r registers. The comment above a tensor names its modes.
+"""
 
 import enum
 from dataclasses import dataclass
@@ -9,173 +25,202 @@ import cutlass.utils as utils
 import cutlass.utils.blackwell_helpers as sm100
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
+from kernels.common.fences import fence_after_thread_sync, fence_before_thread_sync
+
+THREADS = 6 * 32
+SMEM_ALIGN = 1024  # a 128-byte swizzle pattern repeats every 8 rows x 128 bytes
+
 
 class Warp(enum.IntEnum):
-    """Warps 0 to 3 are the epilogue: warp w of a warpgroup can only reach TMEM lanes 32w..32w+31."""
+    """First warp of each role. A warp reaches TMEM lanes 32 * (warp % 4) + 0..31 and no others
+    (PTX ISA 9.1 section 9.7.16.8), so the epilogue is warps 0 to 3, one for each 32 rows of C."""
 
     EPILOGUE = 0
-    MMA = 4
+    MULTIPLY = 4
     LOAD = 5
 
 
-EPILOGUE_BARRIER = 1  # named barrier of the 128 epilogue threads; 0 is the CTA-wide one
-THREADS = 6 * 32
+class NamedBarrier(enum.IntEnum):
+    CTA = 0  # all threads; what sync_threads uses
+    EPILOGUE = 1  # the 128 threads of the epilogue
+
+
+def ring_slot(k_tile, stages):
+    """K tile -> its stage of the ring, and the parity of the ring's current round."""
+    return k_tile % stages, (k_tile // stages) % 2
+
+
+@cute.jit
+def load(k_tiles, stages: cutlass.Constexpr, tx_bytes: cutlass.Constexpr, a, b, full, empty):
+    """Producer of the ring. a and b are (TMA atom, global tiles, SMEM stages)."""
+    a_atom, tAgA, tAsA = a
+    b_atom, tBgB, tBsB = b
+    for k_tile in cutlass.range(k_tiles, unroll=1):
+        stage, parity = ring_slot(k_tile, stages)
+        # A fresh barrier is in phase 0 and counts phase "-1", of parity 1, as completed: waiting
+        # for the opposite parity lets the first round through an empty ring without blocking.
+        cute.arch.mbarrier_wait(empty + stage, parity ^ 1)
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(full + stage, tx_bytes)
+        cute.copy(a_atom, tAgA[None, k_tile], tAsA[None, stage], tma_bar_ptr=full + stage)
+        cute.copy(b_atom, tBgB[None, k_tile], tBsB[None, stage], tma_bar_ptr=full + stage)
+
+
+@cute.jit
+def multiply(k_tiles, stages: cutlass.Constexpr, tiled_mma, tCrA, tCrB, tCtC, full, empty, done):
+    """Consumer of the ring: issues every MMA; one elected thread speaks for the warp."""
+    for k_tile in cutlass.range(k_tiles, unroll=1):
+        stage, parity = ring_slot(k_tile, stages)
+        cute.arch.mbarrier_wait(full + stage, parity)
+        fence_after_thread_sync()
+        for k_block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):  # K = 16 each
+            # TMEM starts as garbage: the very first MMA overwrites it instead of adding to it.
+            tiled_mma.set(tcgen05.Field.ACCUMULATE, (k_tile > 0) | (k_block > 0))
+            slot = (None, None, k_block, stage)
+            cute.gemm(tiled_mma, tCtC, tCrA[slot], tCrB[slot], tCtC)
+        with cute.arch.elect_one():  # arrives once the MMAs issued so far have read their SMEM
+            tcgen05.commit(empty + stage)
+    with cute.arch.elect_one():  # arrives once the accumulator is complete
+        tcgen05.commit(done)
+
+
+@cute.jit
+def epilogue(tidx, out_dtype: cutlass.Constexpr, tCtC, tCsC, done):
+    """Accumulator to SMEM: thread t owns row t of the tile and moves 32 columns at a time."""
+    atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition.x32), cutlass.Float32)
+    tmem_load = tcgen05.make_tmem_copy(atom, tCtC)
+    # (COPY, CHUNK) in TMEM and in SMEM
+    tLtC = cute.group_modes(tmem_load.get_slice(tidx).partition_S(tCtC), 1, 4)
+    tLsC = cute.group_modes(tmem_load.get_slice(tidx).partition_D(tCsC), 1, 4)
+    cute.arch.mbarrier_wait(done, 0)
+    fence_after_thread_sync()
+    for chunk in cutlass.range(cute.size(tLtC, mode=[1]), unroll=1):
+        # (COPY): 32 float32 of this thread's row
+        rAcc = cute.make_rmem_tensor(tLsC[None, chunk].shape, cutlass.Float32)
+        rC = cute.make_rmem_tensor(rAcc.shape, out_dtype)
+        cute.copy(tmem_load, tLtC[None, chunk], rAcc)
+        cute.arch.fence_view_async_tmem_load()  # tcgen05.wait::ld: the registers are there
+        rC.store(rAcc.load().to(out_dtype))
+        cute.autovec_copy(rC, tLsC[None, chunk])
 
 
 @dataclass(frozen=True)
 class Gemm:
-    tile_m: int = 128
+    """C[M, N] = A[M, K] @ B[N, K]^T, float32 accumulation. Instances are hashable: one compile
+    serves every M, N and K of the same dtypes."""
+
     tile_n: int = 128
     tile_k: int = 64
     stages: int = 4
 
+    @property
+    def tile_mnk(self) -> tuple[int, int, int]:
+        return 128, self.tile_n, self.tile_k  # tcgen05.mma gives each of the 128 TMEM lanes a row
+
     @cute.jit
-    def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, stream) -> None:
-        tile_mnk = (self.tile_m, self.tile_n, self.tile_k)
+    def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, stream):
+        """a (M, K), b (N, K), c (M, N), each with contiguous rows; c is written."""
+        tiler, dtype = self.tile_mnk, a.element_type
+        k_major = tcgen05.OperandMajorMode.K
         tiled_mma = sm100.make_trivial_tiled_mma(
-            a.element_type,
-            tcgen05.OperandMajorMode.K,
-            tcgen05.OperandMajorMode.K,
-            cutlass.Float32,
-            tcgen05.CtaGroup.ONE,
-            tile_mnk[:2],
+            dtype, k_major, k_major, cutlass.Float32, tcgen05.CtaGroup.ONE, tiler[:2]
         )
-        a_layout = sm100.make_smem_layout_a(tiled_mma, tile_mnk, a.element_type, self.stages)
-        b_layout = sm100.make_smem_layout_b(tiled_mma, tile_mnk, b.element_type, self.stages)
-        c_layout = cute.select(
-            sm100.make_smem_layout_epi(
-                c.element_type, utils.LayoutEnum.ROW_MAJOR, tile_mnk[:2], 1
-            ),
-            mode=[0, 1],
-        )
-        load = cpasync.CopyBulkTensorTileG2SOp()
-        a_atom, a_tma = cute.nvgpu.make_tiled_tma_atom_A(
-            load, a, cute.select(a_layout, mode=[0, 1, 2]), tile_mnk, tiled_mma
-        )
-        b_atom, b_tma = cute.nvgpu.make_tiled_tma_atom_B(
-            load, b, cute.select(b_layout, mode=[0, 1, 2]), tile_mnk, tiled_mma
-        )
-        c_atom, c_tma = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileS2GOp(), c, c_layout, tile_mnk[:2]
-        )
-        self.kernel(
-            tiled_mma, a_atom, a_tma, b_atom, b_tma, c_atom, c_tma, a_layout, b_layout, c_layout,
-            a.element_type, c.element_type,
-        ).launch(
-            grid=cute.ceil_div((*c.shape, 1), tile_mnk[:2]), block=(THREADS, 1, 1), stream=stream
+        # (MMA, MMA_M, MMA_K, STAGE), 128-byte swizzle; likewise B; C is (TILE_M, TILE_N)
+        a_smem = sm100.make_smem_layout_a(tiled_mma, tiler, dtype, self.stages)
+        b_smem = sm100.make_smem_layout_b(tiled_mma, tiler, dtype, self.stages)
+        row_major = utils.LayoutEnum.ROW_MAJOR
+        c_smem = sm100.make_smem_layout_epi(c.element_type, row_major, tiler[:2], 1)
+        a_stage, b_stage = (cute.select(layout, mode=[0, 1, 2]) for layout in (a_smem, b_smem))
+        c_smem = cute.select(c_smem, mode=[0, 1])
+        # A TMA atom holds the tensor map (a kernel parameter); the tensor beside it has
+        # coordinates where others have addresses.
+        g2s, s2g = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        a_tma = cute.nvgpu.make_tiled_tma_atom_A(g2s, a, a_stage, tiler, tiled_mma)
+        b_tma = cute.nvgpu.make_tiled_tma_atom_B(g2s, b, b_stage, tiler, tiled_mma)
+        c_tma = cpasync.make_tiled_tma_atom(s2g, c, c_smem, tiler[:2])
+        layouts, dtypes = (a_smem, b_smem, c_smem), (dtype, c.element_type)
+        self.kernel(tiled_mma, a_tma, b_tma, c_tma, layouts, dtypes).launch(
+            grid=cute.ceil_div((*c.shape, 1), tiler[:2]), block=(THREADS, 1, 1), stream=stream
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        tiled_mma: cute.TiledMma,
-        a_atom: cute.CopyAtom,
-        a: cute.Tensor,
-        b_atom: cute.CopyAtom,
-        b: cute.Tensor,
-        c_atom: cute.CopyAtom,
-        c: cute.Tensor,
-        a_layout: cute.ComposedLayout,
-        b_layout: cute.ComposedLayout,
-        c_layout: cute.ComposedLayout,
-        in_dtype: cutlass.Constexpr,
-        out_dtype: cutlass.Constexpr,
-    ) -> None:
-        tile_mnk = (self.tile_m, self.tile_n, self.tile_k)
+    def kernel(self, tiled_mma, a_tma, b_tma, c_tma, layouts, dtypes: cutlass.Constexpr):
+        """One tile of C. Blocks are (m_tile, n_tile, 1)."""
+        (a_atom, a), (b_atom, b), (c_atom, c) = a_tma, b_tma, c_tma
+        (a_smem, b_smem, c_smem), (in_dtype, out_dtype) = layouts, dtypes
         m_tile, n_tile, _ = cute.arch.block_idx()
         tidx, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
 
+        # 1. Shared memory, barriers, tensor memory
         smem = utils.SmemAllocator()
+        # full[s]:  stage s holds A and B. 1 arrival (load, with expect_tx) + the bytes of both
+        #           tiles (TMA); multiply waits; parity 0 first.
+        # empty[s]: stage s may be overwritten. 1 arrival (commit, after the MMAs that read it);
+        #           load waits; parity 1 first, which a fresh barrier passes.
+        # done:     the accumulator is complete. 1 arrival (commit after the last MMA); all 128
+        #           epilogue threads wait, once, for parity 0.
         full = smem.allocate_array(cutlass.Int64, self.stages)
         empty = smem.allocate_array(cutlass.Int64, self.stages)
         done = smem.allocate_array(cutlass.Int64, 1)
         tmem_address = smem.allocate_array(cutlass.Int32, 1)
-        sA = smem.allocate_tensor(in_dtype, a_layout.outer, 1024, swizzle=a_layout.inner)
-        sB = smem.allocate_tensor(in_dtype, b_layout.outer, 1024, swizzle=b_layout.inner)
-        sC = smem.allocate_tensor(out_dtype, c_layout.outer, 1024, swizzle=c_layout.inner)
-
+        sA = smem.allocate_tensor(in_dtype, a_smem.outer, SMEM_ALIGN, swizzle=a_smem.inner)
+        sB = smem.allocate_tensor(in_dtype, b_smem.outer, SMEM_ALIGN, swizzle=b_smem.inner)
+        sC = smem.allocate_tensor(out_dtype, c_smem.outer, SMEM_ALIGN, swizzle=c_smem.inner)
         if warp == Warp.LOAD:
             with cute.arch.elect_one():
                 for stage in cutlass.range_constexpr(self.stages):
                     cute.arch.mbarrier_init(full + stage, 1)
                     cute.arch.mbarrier_init(empty + stage, 1)
                 cute.arch.mbarrier_init(done, 1)
-                cute.arch.mbarrier_init_fence()
+                cute.arch.mbarrier_init_fence()  # TMA and commit must see them initialised
         if warp == Warp.EPILOGUE:
-            cute.arch.alloc_tmem(self.tile_n, tmem_address)
-        cute.arch.sync_threads()
+            cute.arch.alloc_tmem(self.tile_n, tmem_address)  # a float32 column for each of C's
+            cute.arch.relinquish_tmem_alloc_permit()
+        fence_before_thread_sync()
+        cute.arch.sync_threads()  # publishes the barriers and the TMEM address
+        fence_after_thread_sync()
 
-        thr_mma = tiled_mma.get_slice(0)
-        gA = cute.local_tile(a, tile_mnk, (m_tile, n_tile, None), proj=(1, None, 1))
-        gB = cute.local_tile(b, tile_mnk, (m_tile, n_tile, None), proj=(None, 1, 1))
-        gC = cute.local_tile(c, tile_mnk[:2], (m_tile, n_tile))
-        tAsA, tAgA = cpasync.tma_partition(
-            a_atom, 0, cute.make_layout(1),
-            cute.group_modes(sA, 0, 3), cute.group_modes(thr_mma.partition_A(gA), 0, 3),
-        )
-        tBsB, tBgB = cpasync.tma_partition(
-            b_atom, 0, cute.make_layout(1),
-            cute.group_modes(sB, 0, 3), cute.group_modes(thr_mma.partition_B(gB), 0, 3),
-        )
-        tCrA = tiled_mma.make_fragment_A(sA)
-        tCrB = tiled_mma.make_fragment_B(sB)
+        # 2. This CTA's tiles, cut the way each engine wants them
+        coord, mma = (m_tile, n_tile, None), tiled_mma.get_slice(0)
+        # (TILE_M, TILE_K, K_TILES), (TILE_N, TILE_K, K_TILES), (TILE_M, TILE_N)
+        gA = cute.local_tile(a, self.tile_mnk, coord, proj=(1, None, 1))
+        gB = cute.local_tile(b, self.tile_mnk, coord, proj=(None, 1, 1))
+        gC = cute.local_tile(c, self.tile_mnk[:2], (m_tile, n_tile))
+        # (TMA, STAGE) in SMEM, (TMA, K_TILES) in global memory
+        tAsA, tAgA = tma_partition(a_atom, sA, mma.partition_A(gA), modes=3)
+        tBsB, tBgB = tma_partition(b_atom, sB, mma.partition_B(gB), modes=3)
+        # (TMA)
+        tCsC_tma, tCgC = tma_partition(c_atom, sC, gC, modes=2)
+        # (MMA, MMA_M, MMA_K, STAGE), (MMA, MMA_N, MMA_K, STAGE): SMEM descriptors
+        tCrA, tCrB = tiled_mma.make_fragment_A(sA), tiled_mma.make_fragment_B(sB)
+        # (MMA, MMA_M, MMA_N): tile_n columns of TMEM
         tmem = cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, tmem_address)
-        acc = tiled_mma.make_fragment_C(tiled_mma.partition_shape_C(tile_mnk[:2]))
-        tCtC = cute.make_tensor(tmem, acc.layout)
+        acc_shape = tiled_mma.partition_shape_C(self.tile_mnk[:2])
+        tCtC = cute.make_tensor(tmem, tiled_mma.make_fragment_C(acc_shape).layout)
+
+        # 3. The roles
         k_tiles = cute.size(gA, mode=[2])
-
+        stage_bytes = (cute.size(tAsA, mode=[0]) + cute.size(tBsB, mode=[0])) * in_dtype.width // 8
         if warp == Warp.LOAD:
-            tx_bytes = cute.size_in_bytes(
-                in_dtype, cute.select(a_layout, mode=[0, 1, 2])
-            ) + cute.size_in_bytes(in_dtype, cute.select(b_layout, mode=[0, 1, 2]))
-            for k_tile in cutlass.range(k_tiles, unroll=1):
-                stage = k_tile % self.stages
-                phase = (k_tile // self.stages) % 2
-                cute.arch.mbarrier_wait(empty + stage, phase ^ 1)
-                with cute.arch.elect_one():
-                    cute.arch.mbarrier_arrive_and_expect_tx(full + stage, tx_bytes)
-                cute.copy(a_atom, tAgA[None, k_tile], tAsA[None, stage], tma_bar_ptr=full + stage)
-                cute.copy(b_atom, tBgB[None, k_tile], tBsB[None, stage], tma_bar_ptr=full + stage)
-
-        if warp == Warp.MMA:
-            for k_tile in cutlass.range(k_tiles, unroll=1):
-                stage = k_tile % self.stages
-                phase = (k_tile // self.stages) % 2
-                cute.arch.mbarrier_wait(full + stage, phase)
-                for k_block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
-                    tiled_mma.set(tcgen05.Field.ACCUMULATE, (k_tile > 0) | (k_block > 0))
-                    coord = (None, None, k_block, stage)
-                    cute.gemm(tiled_mma, tCtC, tCrA[coord], tCrB[coord], tCtC)
-                with cute.arch.elect_one():
-                    tcgen05.commit(empty + stage)
-            with cute.arch.elect_one():
-                tcgen05.commit(done)
-
-        if warp < Warp.MMA:
-            cute.arch.mbarrier_wait(done, 0)
-            load = cute.make_copy_atom(
-                tcgen05.Ld32x32bOp(tcgen05.Repetition.x32), cutlass.Float32
-            )
-            tiled_load = tcgen05.make_tmem_copy(load, tCtC)
-            thr_load = tiled_load.get_slice(tidx)
-            tLtC = thr_load.partition_S(tCtC)
-            tLsC = thr_load.partition_D(thr_mma.partition_C(sC))
-            rAcc = cute.make_rmem_tensor(tLsC.shape, cutlass.Float32)
-            rC = cute.make_rmem_tensor(tLsC.shape, out_dtype)
-            cute.copy(tiled_load, tLtC, rAcc)
-            cute.arch.fence_view_async_tmem_load()
-            rC.store(rAcc.load().to(out_dtype))
-            cute.autovec_copy(rC, tLsC)
-            cute.arch.fence_view_async_shared()
-            cute.arch.barrier(barrier_id=EPILOGUE_BARRIER, number_of_threads=128)
+            a_copy, b_copy = (a_atom, tAgA, tAsA), (b_atom, tBgB, tBsB)
+            load(k_tiles, self.stages, stage_bytes, a_copy, b_copy, full, empty)
+        if warp == Warp.MULTIPLY:
+            multiply(k_tiles, self.stages, tiled_mma, tCrA, tCrB, tCtC, full, empty, done)
+        if warp < Warp.MULTIPLY:
+            epilogue(tidx, out_dtype, tCtC, mma.partition_C(sC), done)
+            cute.arch.fence_view_async_shared()  # make the row visible to TMA (async proxy)
+            fence_before_thread_sync()
+            cute.arch.barrier(barrier_id=NamedBarrier.EPILOGUE, number_of_threads=128)
+            fence_after_thread_sync()
             if warp == Warp.EPILOGUE:
-                tCsC, tCgC = cpasync.tma_partition(
-                    c_atom, 0, cute.make_layout(1),
-                    cute.group_modes(sC, 0, 2), cute.group_modes(gC, 0, 2),
-                )
-                cute.copy(c_atom, tCsC, tCgC)
+                cute.copy(c_atom, tCsC_tma, tCgC)
                 cute.arch.cp_async_bulk_commit_group()
-                cute.arch.cp_async_bulk_wait_group(0, read=True)
-                cute.arch.relinquish_tmem_alloc_permit()
                 cute.arch.dealloc_tmem(tmem, self.tile_n)
+                cute.arch.cp_async_bulk_wait_group(0, read=True)  # SMEM outlives the store
+
+
+def tma_partition(atom, smem_tensor, global_tensor, modes):
+    """(TMA, ...) views of both sides of a TMA copy whose tile is the first ``modes`` modes."""
+    group = [cute.group_modes(tensor, 0, modes) for tensor in (smem_tensor, global_tensor)]
+    return cpasync.tma_partition(atom, 0, cute.make_layout(1), *group)
