@@ -1,4 +1,4 @@
-"""Who may import whom, read from the syntax trees, and what an import loads, read from a fresh process.
+"""Who may import whom, read from syntax trees, and what an import loads, in a fresh process.
 
     fa4                         everything below
     roofline                    kernels.common.plan
@@ -29,7 +29,7 @@ HEAVY = ("cutlass", "cuda", "torch")
 
 @dataclass(frozen=True)
 class Import:
-    """One import: `importer` names the module that does it, `target` the module or member imported."""
+    """One import: `importer` is the module that does it, `target` the module or member imported."""
 
     importer: str
     target: str
