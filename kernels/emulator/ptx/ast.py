@@ -1,0 +1,149 @@
+"""The PTX program as data. Register and label names are already resolved to unique names per scope."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Reg:
+    """A virtual register: ``name`` is unique in its entry (scoped names are renamed), ``kind`` is
+    ``pred``, ``b8``, ``b16``, ``b32``, ``b64`` or ``b128``. ``negated``: written ``!p``."""
+
+    name: str
+    kind: str
+    negated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Special:
+    """A special register such as ``%tid.x``."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Imm:
+    """An immediate. ``value`` is an int, or the bits of a float for ``0f``/``0d`` literals
+    (``is_float`` set, ``bits`` 32 or 64)."""
+
+    value: int
+    is_float: bool = False
+    bits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sym:
+    """A named variable (shared array, kernel parameter, global), plus a byte offset."""
+
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mem:
+    """``[base + offset]``; base is a register, a symbol or an immediate. TMA operands carry ``coords``:
+    ``[tensor_map, {c0, c1, ...}]``."""
+
+    base: Reg | Special | Sym | Imm
+    offset: int = 0
+    coords: tuple[Operand, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Vec:
+    """``{a, b, ...}``"""
+
+    items: tuple[Operand, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RegPair:
+    """``d|p``: a data and a predicate destination."""
+
+    first: Operand
+    second: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """``_``: a destination that is thrown away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    name: str
+
+
+Operand = Reg | Special | Imm | Sym | Mem | Vec | RegPair | Sink | Label
+
+
+@dataclass(frozen=True, slots=True)
+class Instr:
+    """One instruction. ``op`` is the full opcode text (``add.s32``); ``loc`` is (file index, line,
+    column) of the last ``.loc``; ``line`` is 1-based in the PTX text."""
+
+    op: str
+    operands: tuple[Operand, ...]
+    guard: Reg | None
+    line: int
+    loc: tuple[int, int, int]
+    text: str
+
+    @property
+    def mods(self) -> tuple[str, ...]:
+        return tuple(self.op.split("."))
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """An entry parameter: byte size, alignment and offset in the parameter block."""
+
+    name: str
+    nbytes: int
+    align: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedVar:
+    name: str
+    nbytes: int  # 0 for an extern (dynamic) array
+    align: int
+    extern: bool
+
+
+@dataclass(slots=True)
+class Entry:
+    """A kernel. ``body`` holds instructions in order; ``labels`` maps a label to the index of the
+    instruction that follows it."""
+
+    name: str
+    params: tuple[Param, ...]
+    body: list[Instr] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+    registers: dict[str, str] = field(default_factory=dict)  # unique name -> kind
+    shared: list[SharedVar] = field(default_factory=list)
+    directives: dict[str, str] = field(default_factory=dict)  # .maxntid, .reqntid, ...
+
+    @property
+    def param_bytes(self) -> int:
+        return max((p.offset + p.nbytes for p in self.params), default=0)
+
+
+@dataclass(slots=True)
+class Module:
+    """A PTX file. ``files`` maps ``.file`` indices to paths."""
+
+    version: str
+    target: str
+    entries: dict[str, Entry]
+    shared: list[SharedVar]
+    files: dict[int, str]
+    text: str
+
+    def source_of(self, instr: Instr) -> str:
+        """``path:line`` of the instruction, empty where the compiler gave none (line 0)."""
+        index, line, _ = instr.loc
+        path = self.files.get(index)
+        return f"{path}:{line}" if path and line else ""
