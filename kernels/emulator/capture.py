@@ -1,0 +1,357 @@
+"""Catches what a `@cute.jit` host function launches, on a machine with no GPU and no CUDA driver.
+
+The CuTe DSL compiles a host function to LLVM and leaves the CUDA runtime as undefined symbols
+(`_cudaLaunchKernelEx`, `_cudaLibraryGetKernel`, ...). `compile` asks the DSL for its module
+*without* the DSL's own JIT engine, builds a private engine from it and binds those symbols to
+Python. Nothing of the DSL is patched: an ordinary `cute.compile` or a real launch in the same
+process goes its own way. The kernel's own host code then runs on the CPU, so grid, cluster, shared
+memory and parameters (tensor maps included, which the DSL encodes inline) are those that a GPU
+would be given.
+
+This is the only module of the emulator that loads the DSL, and it does so inside functions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import shlex
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kernels.emulator.gpus import GpuModel, gpu_model
+from kernels.emulator.host_runtime import (
+    CaptureError,
+    HostRuntime,
+    Launch,
+    entry_parameter_bytes,
+)
+from kernels.emulator.tensors import (
+    DL_CPU,
+    Allocation,
+    CudaView,
+    Geometry,
+    geometry,
+    merge_allocations,
+)
+
+# The DSL keeps its compile state in one object per process; two compiles must not overlap.
+_DSL_LOCK = threading.RLock()
+
+
+def _receiver(fn: Any) -> tuple[Any, ...]:
+    """The `self` that the DSL sees first: of a bound method, or of a callable object."""
+    if inspect.ismethod(fn):
+        return (fn.__self__,)
+    return () if inspect.isfunction(fn) else (fn,)
+
+
+def host_signature(fn: Any) -> inspect.Signature:
+    """Signature of a `@cute.jit` function, bound method or callable object, without `self`.
+
+    Raises TypeError when `fn` is none of these.
+    """
+    plain = inspect.isfunction(fn) or inspect.ismethod(fn)
+    call: Any = fn if plain or not callable(fn) else type(fn).__call__
+    # The DSL's decorator wraps the user's function; anything else callable is not for us.
+    if not hasattr(getattr(call, "__func__", call), "__wrapped__"):
+        raise TypeError(
+            f"{fn!r} is not a @cute.jit function, nor an object whose __call__ is one; "
+            "pass the function itself, not what cute.compile made of it"
+        )
+    return inspect.signature(fn, eval_str=True)
+
+
+def _is_stream(parameter: inspect.Parameter) -> bool:
+    annotation = parameter.annotation
+    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return parameter.name == "stream" or name.split(".")[-1] in ("CUstream", "cudaStream_t")
+
+
+# The DSL's usual promise for tensors of a GPU kernel: TMA and 128-bit copies need 16 bytes.
+_PREFERRED_ALIGN_BYTES = 16
+
+
+@dataclass(frozen=True)
+class TensorArgument:
+    """A tensor argument as the DSL takes it (`value`), its compile key and its memory.
+
+    `allocation` is None for a fake tensor, which has none.
+    """
+
+    value: Any
+    key: Any
+    allocation: Allocation | None
+
+    @classmethod
+    def of(cls, arg: Any, name: str) -> TensorArgument | None:
+        """Convert a tensor; None when `arg` is not one.
+
+        torch, numpy and other DLPack tensors become CuTe tensors with a dynamic layout. CuTe
+        tensors are taken as they are. Raises ValueError for a tensor that is not in CPU memory.
+        """
+        from cutlass.cute.typing import Tensor as CuteTensor
+
+        if isinstance(arg, CuteTensor):
+            return cls._of_cute(arg, name)
+        if not hasattr(arg, "__dlpack__"):
+            return None
+        return cls._of_dlpack(arg, name)
+
+    @classmethod
+    def _of_cute(cls, tensor: Any, name: str) -> TensorArgument:
+        if not hasattr(tensor, "data_ptr"):  # a fake tensor: good for compiling only
+            return cls(tensor, tensor.__cache_key__, None)
+        place = Geometry(
+            tensor.data_ptr, tensor.element_type.width, tuple(tensor.shape), tuple(tensor.stride)
+        )
+        return cls(tensor, tensor.__cache_key__, place.allocation(name))
+
+    @classmethod
+    def _of_dlpack(cls, tensor: Any, name: str) -> TensorArgument:
+        from cutlass.cute.runtime import from_dlpack
+
+        device_type, _ = tensor.__dlpack_device__()
+        if int(device_type) != DL_CPU:
+            raise ValueError(
+                f"{name}: a tensor on {getattr(tensor, 'device', f'DLPack device {device_type}')}; "
+                "the emulator works on CPU tensors: pass .cpu()"
+            )
+        if getattr(tensor, "requires_grad", False):
+            tensor = tensor.detach()
+        place = geometry(tensor)
+        aligned = place.base % _PREFERRED_ALIGN_BYTES == 0
+        value = from_dlpack(
+            CudaView(tensor), assumed_align=_PREFERRED_ALIGN_BYTES if aligned else None
+        )
+        if place.shape:
+            value = value.mark_layout_dynamic(place.leading_dim())
+        return cls(value, value.__cache_key__, place.allocation(name))
+
+
+class HostArguments:
+    """Arguments of a host function, made ready for the DSL.
+
+    `values` go to the DSL in order; `key` is equal for two calls that one compile serves (element
+    types, ranks, static strides, alignments, compile-time values; never a pointer or a size);
+    `allocations` are the global memory they name; `fakes` are the arguments that have none.
+    """
+
+    def __init__(self, fn: Any, args: Sequence[Any]) -> None:
+        parameters = list(host_signature(fn).parameters.values())
+        missing = parameters[len(args) :]
+        if missing and _is_stream(missing[0]) and missing[0].default is inspect.Parameter.empty:
+            args = (*args, None)  # the default stream may be left out
+        host_signature(fn).bind(*args)
+        self.values: list[Any] = []
+        self.fakes: list[str] = []
+        keys: list[Any] = []
+        allocations: list[Allocation] = []
+        for index, arg in enumerate(args):
+            parameter = parameters[min(index, len(parameters) - 1)]
+            value, key = self._convert(arg, parameter, parameter.name, allocations)
+            self.values.append(value)
+            keys.append(key)
+        self.key = tuple(keys)
+        self.allocations = merge_allocations(allocations)
+
+    def _convert(
+        self, arg: Any, parameter: inspect.Parameter, name: str, allocations: list[Allocation]
+    ) -> tuple[Any, Any]:
+        from cutlass.base_dsl.runtime.jit_arg_adapters import is_arg_annotation_constexpr
+        from cutlass.base_dsl.typing import Numeric, NumericMeta
+
+        if _is_stream(parameter):
+            return _stream(arg), "stream"
+        if is_arg_annotation_constexpr(parameter.annotation, name, 1, None):
+            return arg, ("constexpr", _hashable(arg))
+        tensor = TensorArgument.of(arg, name)
+        if tensor is not None:
+            if tensor.allocation is None:
+                self.fakes.append(name)
+            else:
+                allocations.append(tensor.allocation)
+            return tensor.value, ("tensor", tensor.key)
+        if isinstance(arg, (bool, int, float, Numeric)):
+            declared = isinstance(parameter.annotation, NumericMeta)
+            return arg, ("scalar", parameter.annotation if declared else type(arg))
+        if isinstance(arg, (list, tuple)) and type(arg) in (list, tuple):
+            pairs = [
+                self._convert(
+                    item,
+                    parameter.replace(annotation=inspect.Parameter.empty),
+                    f"{name}[{i}]",
+                    allocations,
+                )
+                for i, item in enumerate(arg)
+            ]
+            return type(arg)(value for value, _ in pairs), (type(arg), *(key for _, key in pairs))
+        cache_key = getattr(arg, "__cache_key__", None)
+        return arg, ("object", type(arg), _hashable(arg) if cache_key is None else cache_key)
+
+
+class _Opaque:
+    """Key of a value that cannot be hashed: equal only to itself, and keeps the value alive."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Opaque) and self._value is other._value
+
+
+def _hashable(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        return _Opaque(value)
+    return (type(value), value)
+
+
+def _stream(arg: Any) -> Any:
+    """A CUstream for the DSL: the default stream for None, 0 and the DSL's fake streams."""
+    import cuda.bindings.driver as driver
+
+    if arg is None or type(arg).__name__ == "_FakeStream":
+        return driver.CUstream(0)
+    return driver.CUstream(arg) if isinstance(arg, int) else arg
+
+
+class CompiledKernel:
+    """A host function compiled with its kernels, ready to be run for what it launches.
+
+    ptx: text of the module that holds every kernel of the function (with `.loc` line information).
+    entries: bytes of each parameter of each kernel. gpu: the `GpuModel` it was compiled for.
+    key: `HostArguments.key` of the arguments it serves. seconds: what compiling took.
+    """
+
+    def __init__(self, fn: Any, key: Any, gpu: GpuModel, compiled: Any, seconds: float) -> None:
+        self.fn = fn
+        self.key = key
+        self.gpu = gpu
+        self.ptx: str = compiled.__ptx__
+        self.entries = entry_parameter_bytes(self.ptx)
+        self.seconds = seconds
+        self._lock = threading.Lock()
+        self._arguments = compiled.execution_args
+        self._runtime = HostRuntime(gpu, self.entries)
+        self._engine, self._callbacks = self._build_engine(compiled.ir_module)
+        self._load_library()
+        self._host = self._engine.lookup(compiled.function_name)
+
+    def _build_engine(self, module: Any) -> tuple[Any, list[Any]]:
+        from cutlass._mlir.execution_engine import ExecutionEngine
+
+        undefined = []
+        for op in module.body.operations:
+            if op.operation.name == "llvm.func" and not op.operation.regions[0].blocks:
+                symbol = str(op.attributes["sym_name"]).strip('"')
+                if symbol.startswith(("_cu", "cuda_dialect")):
+                    undefined.append(symbol)
+        engine = ExecutionEngine(module, opt_level=1, enable_object_dump=False)
+        return engine, self._runtime.bind(engine, undefined)
+
+    def _load_library(self) -> None:
+        """Run the module's own initialisation, which asks for its kernels by name."""
+        library = (ctypes.c_void_p * 1)()
+        pointer, status = ctypes.c_void_p(ctypes.addressof(library)), ctypes.c_int(0)
+        packed = (ctypes.c_void_p * 2)(ctypes.addressof(pointer), ctypes.addressof(status))
+        for name in ("cuda_init", "cuda_load"):
+            address = self._engine.raw_lookup(name)
+            if not address:
+                raise CaptureError(f"the compiled host module has no {name}")
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(packed)
+            self._check(status.value, name)
+
+    def _check(self, status: int, what: str) -> None:
+        error, self._runtime.error = self._runtime.error, None
+        if error is not None:
+            raise error
+        if status != 0:
+            raise CaptureError(f"{what} returned CUDA error {status}")
+
+    def launch(self, *args: Any) -> list[Launch]:
+        """Run the host function on these arguments and return what it launched, in order.
+
+        args: as for `compile`; sizes and data may differ, types, ranks and layouts may not.
+        Raises UnsupportedLaunch for runtime calls or attributes that are not modelled.
+        """
+        return self.launch_bound(HostArguments(self.fn, args))
+
+    def launch_bound(self, arguments: HostArguments) -> list[Launch]:
+        """`launch` for arguments that are already converted."""
+        if arguments.fakes:
+            raise TypeError(
+                f"{', '.join(arguments.fakes)}: a fake tensor has no data; pass a CPU tensor"
+            )
+        if arguments.key != self.key:
+            raise TypeError(
+                f"compiled for arguments {self.key}, called with {arguments.key}: element types, "
+                "ranks, stride-1 dimensions, alignments and compile-time values must be the same"
+            )
+        values = self._arguments.get_rectified_args_from_original_args(
+            (*_receiver(self.fn), *arguments.values), {}
+        )
+        pointers, keep_alive = self._arguments.generate_execution_args(tuple(values), {})
+        status = ctypes.c_int(0)
+        packed = (ctypes.c_void_p * (len(pointers) + 1))()
+        for index, pointer in enumerate(pointers):
+            packed[index] = pointer.value if isinstance(pointer, ctypes.c_void_p) else pointer
+        packed[len(pointers)] = ctypes.addressof(status)
+        with self._lock:
+            self._runtime.launches = []
+            self._host(packed)
+            self._check(status.value, "the host function")
+            launches = self._runtime.launches
+        del keep_alive
+        return [replace(launch, allocations=arguments.allocations) for launch in launches]
+
+
+def compile_bound(fn: Any, arguments: HostArguments, gpu: GpuModel) -> CompiledKernel:
+    """`compile` for arguments that are already converted."""
+    import cutlass.cute as cute
+
+    start = time.perf_counter()
+    with _DSL_LOCK, tempfile.TemporaryDirectory(prefix="emulator-") as folder:
+        # Everything the compile needs is said here; no environment variable is read or set.
+        compiled = cute.compile(
+            fn,
+            *arguments.values,
+            options=f"--gpu-arch {gpu.arch} --keep-ptx --generate-line-info "
+            f"--dump-dir={shlex.quote(folder)}",
+            no_jit_engine=True,  # its engine would be bound to the real CUDA runtime
+        )
+        if not compiled.__ptx__ or "\n" not in compiled.__ptx__:
+            raise CaptureError(
+                f"{getattr(fn, '__name__', fn)!r} compiled to no PTX: it launches no kernel "
+                f"(files written: {[path.name for path in Path(folder).iterdir()]})"
+            )
+        return CompiledKernel(fn, arguments.key, gpu, compiled, time.perf_counter() - start)
+
+
+def compile(fn: Any, *args: Any, gpu: str | GpuModel = "b200") -> CompiledKernel:
+    """Compile a `@cute.jit` function for `gpu` so that its launches can be caught.
+
+    fn: a function, bound method, or object whose `__call__` is `@cute.jit`.
+    args: what `fn` takes. CPU tensors (torch, numpy, anything with DLPack) stand where CUDA tensors
+    would; their shapes and strides stay dynamic but for the stride-1 dimension, so that one compile
+    serves other sizes. A `stream` may be None or left out. Tensors that the caller made with
+    `from_dlpack` are passed on as they are, and so are scalars.
+
+    Raises TypeError for a wrong `fn` or arguments, ValueError for an unknown `gpu`, and the DSL's
+    own errors for kernels that do not compile.
+    """
+    return compile_bound(fn, HostArguments(fn, args), gpu_model(gpu))
+
+
+def ptx_of(fn: Any, *args: Any, gpu: str | GpuModel = "b200") -> str:
+    """PTX text that `fn(*args)` compiles to for `gpu`, with line information."""
+    return compile(fn, *args, gpu=gpu).ptx
