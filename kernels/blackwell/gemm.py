@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The first kernel to read: C[M, N] = A[M, K] @ B[N, K]^T on Blackwell, in about 100 lines.
 
 One CTA computes one 128 x 128 tile of C. Its six warps have three roles that run side by side
@@ -21,14 +22,13 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-import cutlass.utils as utils
 import cutlass.utils.blackwell_helpers as sm100
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from kernels.common.fences import fence_after_thread_sync, fence_before_thread_sync
+from kernels.common.plan import SMEM_LIMIT_BYTES, SWIZZLE_ATOM_BYTES
 
 THREADS = 6 * 32
-SMEM_ALIGN = 1024  # a 128-byte swizzle pattern repeats every 8 rows x 128 bytes
 
 
 class Warp(enum.IntEnum):
@@ -106,29 +106,58 @@ def epilogue(tidx, out_dtype: cutlass.Constexpr, tCtC, tCsC, done):
 
 @dataclass(frozen=True)
 class Gemm:
-    """C[M, N] = A[M, K] @ B[N, K]^T, float32 accumulation. Instances are hashable: one compile
-    serves every M, N and K of the same dtypes."""
+    """C[M, N] = A[M, K] @ B[N, K]^T, accumulated in float32.
+
+    tile_n: columns of C a CTA computes, 32, 64, 128 or 256; tile_k: 32, 64 or 128 elements of K a
+    stage; stages: depth of the ring. Raises ValueError when a field or the SMEM they need is out
+    of range. Shapes are not part of it: one compile serves every M, N and K of the same dtypes.
+    """
 
     tile_n: int = 128
     tile_k: int = 64
     stages: int = 4
 
+    def __post_init__(self):
+        if self.tile_n not in (32, 64, 128, 256):  # PTX ISA 9.1 section 9.7.16.7: tcgen05.alloc
+            raise ValueError(f"tile_n is {self.tile_n}: TMEM comes in 32, 64, 128 or 256 columns")
+        if self.tile_k not in (32, 64, 128) or self.stages < 1:
+            raise ValueError(
+                f"tile_k, stages are {self.tile_k}, {self.stages}: tile_k is 32, 64 or 128, "
+                "stages at least 1"
+            )
+
     @property
     def tile_mnk(self) -> tuple[int, int, int]:
         return 128, self.tile_n, self.tile_k  # tcgen05.mma gives each of the 128 TMEM lanes a row
 
+    def check_compile(self, a_dtype, b_dtype, c_dtype):
+        """Raises TypeError or ValueError for what the kernel cannot be compiled for."""
+        if a_dtype is not b_dtype or a_dtype not in (cutlass.BFloat16, cutlass.Float16):
+            raise TypeError(f"A is {a_dtype}, B {b_dtype}: both must be BFloat16, or both Float16")
+        if c_dtype not in (cutlass.BFloat16, cutlass.Float16, cutlass.Float32):
+            raise TypeError(f"C is {c_dtype}: must be BFloat16, Float16 or Float32")
+        tile_m, tile_n, tile_k = self.tile_mnk
+        ring = self.stages * (tile_m + tile_n) * tile_k * a_dtype.width // 8
+        total = SWIZZLE_ATOM_BYTES + ring + tile_m * tile_n * c_dtype.width // 8
+        if total > SMEM_LIMIT_BYTES:
+            raise ValueError(
+                f"{self} with C in {c_dtype} needs {total} bytes of SMEM, an SM has "
+                f"{SMEM_LIMIT_BYTES} for a CTA: use fewer stages or a smaller tile"
+            )
+
     @cute.jit
     def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, stream):
         """a (M, K), b (N, K), c (M, N), each with contiguous rows; c is written."""
+        self.check_compile(a.element_type, b.element_type, c.element_type)
         tiler, dtype = self.tile_mnk, a.element_type
-        k_major = tcgen05.OperandMajorMode.K
+        k_major = cute.nvgpu.OperandMajorMode.K
         tiled_mma = sm100.make_trivial_tiled_mma(
-            dtype, k_major, k_major, cutlass.Float32, tcgen05.CtaGroup.ONE, tiler[:2]
+            dtype, dtype, k_major, k_major, cutlass.Float32, tcgen05.CtaGroup.ONE, tiler[:2]
         )
         # (MMA, MMA_M, MMA_K, STAGE), 128-byte swizzle; likewise B; C is (TILE_M, TILE_N)
         a_smem = sm100.make_smem_layout_a(tiled_mma, tiler, dtype, self.stages)
         b_smem = sm100.make_smem_layout_b(tiled_mma, tiler, dtype, self.stages)
-        row_major = utils.LayoutEnum.ROW_MAJOR
+        row_major = cutlass.tensor_utils.LayoutEnum.ROW_MAJOR
         c_smem = sm100.make_smem_layout_epi(c.element_type, row_major, tiler[:2], 1)
         a_stage, b_stage = (cute.select(layout, mode=[0, 1, 2]) for layout in (a_smem, b_smem))
         c_smem = cute.select(c_smem, mode=[0, 1])
@@ -153,7 +182,7 @@ class Gemm:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
 
         # 1. Shared memory, barriers, tensor memory
-        smem = utils.SmemAllocator()
+        smem = cutlass.memory.SmemAllocator()
         # full[s]:  stage s holds A and B. 1 arrival (load, with expect_tx) + the bytes of both
         #           tiles (TMA); multiply waits; parity 0 first.
         # empty[s]: stage s may be overwritten. 1 arrival (commit, after the MMAs that read it);
@@ -164,9 +193,9 @@ class Gemm:
         empty = smem.allocate_array(cutlass.Int64, self.stages)
         done = smem.allocate_array(cutlass.Int64, 1)
         tmem_address = smem.allocate_array(cutlass.Int32, 1)
-        sA = smem.allocate_tensor(in_dtype, a_smem.outer, SMEM_ALIGN, swizzle=a_smem.inner)
-        sB = smem.allocate_tensor(in_dtype, b_smem.outer, SMEM_ALIGN, swizzle=b_smem.inner)
-        sC = smem.allocate_tensor(out_dtype, c_smem.outer, SMEM_ALIGN, swizzle=c_smem.inner)
+        sA = smem.allocate_tensor(in_dtype, a_smem.outer, SWIZZLE_ATOM_BYTES, swizzle=a_smem.inner)
+        sB = smem.allocate_tensor(in_dtype, b_smem.outer, SWIZZLE_ATOM_BYTES, swizzle=b_smem.inner)
+        sC = smem.allocate_tensor(out_dtype, c_smem.outer, SWIZZLE_ATOM_BYTES, swizzle=c_smem.inner)
         if warp == Warp.LOAD:
             with cute.arch.elect_one():
                 for stage in cutlass.range_constexpr(self.stages):
