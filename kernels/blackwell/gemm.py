@@ -13,6 +13,8 @@ and their strides multiples of 16 bytes (TMA). M, N and K are free otherwise: TM
 outside A and B with zeros and drops what lies outside C.
 
 Run it on the modelled SM, no GPU needed:  python -m kernels.blackwell.gemm --m 200 --n 136 --k 328
+docs/first_kernel.md is a walk through it. Read `kernel` first, then the three roles.
+
 Names: tCrA is "A, partitioned for the MMA's C (t C), as r(egister-like descriptors)"; g is global,
 s shared, t tensor memory, r registers. The comment above a tensor names its modes.
 """
@@ -48,6 +50,12 @@ class NamedBarrier(enum.IntEnum):
 def ring_slot(k_tile, stages):
     """K tile -> its stage of the ring, and the parity of the ring's current round."""
     return k_tile % stages, (k_tile // stages) % 2
+
+
+def tma_partition(atom, smem_tensor, global_tensor, modes):
+    """(TMA, ...) views of both sides of a TMA copy whose tile is the first ``modes`` modes."""
+    group = [cute.group_modes(tensor, 0, modes) for tensor in (smem_tensor, global_tensor)]
+    return cpasync.tma_partition(atom, 0, cute.make_layout(1), *group)
 
 
 @cute.jit
@@ -249,7 +257,55 @@ class Gemm:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)  # SMEM outlives the store
 
 
-def tma_partition(atom, smem_tensor, global_tensor, modes):
-    """(TMA, ...) views of both sides of a TMA copy whose tile is the first ``modes`` modes."""
-    group = [cute.group_modes(tensor, 0, modes) for tensor in (smem_tensor, global_tensor)]
-    return cpasync.tma_partition(atom, 0, cute.make_layout(1), *group)
+def check_operands(a, b, c):
+    """Raises ValueError for torch tensors that TMA cannot take; the dtypes are check_compile's."""
+    (m, k), (n, _) = a.shape, b.shape
+    if b.shape[1] != k or tuple(c.shape) != (m, n) or 0 in (m, n, k):
+        raise ValueError(
+            f"A {tuple(a.shape)}, B {tuple(b.shape)}, C {tuple(c.shape)}: "
+            "must be (M, K), (N, K), (M, N), none of them 0"
+        )
+    for name, tensor in (("A", a), ("B", b), ("C", c)):
+        row_bytes = tensor.stride(0) * tensor.element_size()
+        if tensor.stride(1) != 1 or row_bytes % 16 or tensor.data_ptr() % 16:
+            raise ValueError(
+                f"{name} has strides {tensor.stride()} of {tensor.element_size()} bytes at "
+                f"{tensor.data_ptr():#x}: TMA needs contiguous rows, and rows and base at "
+                "multiples of 16 bytes; pad the rows"
+            )
+
+
+ROLES = {**dict.fromkeys(range(4), "epilogue"), Warp.MULTIPLY: "multiply", Warp.LOAD: "load"}
+
+
+def main():
+    """Multiplies random matrices on the modelled SM and compares with float64."""
+    import argparse
+
+    import torch
+
+    from kernels.emulator import emulate
+
+    parser = argparse.ArgumentParser("python -m kernels.blackwell.gemm", description=main.__doc__)
+    for size, default in (("m", 200), ("n", 136), ("k", 328)):
+        parser.add_argument(f"--{size}", type=int, default=default)
+    parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    parser.add_argument("--gpu", default="b200")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+
+    random = torch.Generator().manual_seed(args.seed)
+    dtype = getattr(torch, args.dtype)
+    a, b = (torch.randn(r, args.k, generator=random).to(dtype) for r in (args.m, args.n))
+    c = torch.full((args.m, args.n), torch.nan)
+    check_operands(a, b, c)
+    report = emulate(Gemm(), a, b, c, gpu=args.gpu, roles=ROLES)
+    print(report)
+    exact = a.double() @ b.double().T
+    error, torch_error = ((x - exact).abs().max().item() for x in (c, a.float() @ b.float().T))
+    print(f"largest error against float64: {error:.3g} (torch in float32: {torch_error:.3g})")
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
