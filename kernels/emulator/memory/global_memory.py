@@ -15,16 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..findings import EmulatorFault
-
-# One element of each access width; the 16-byte one only ever has its bits copied.
-_ELEMENTS: dict[int, np.dtype[Any]] = {
-    1: np.dtype(np.uint8),
-    2: np.dtype(np.uint16),
-    4: np.dtype(np.uint32),
-    8: np.dtype(np.uint64),
-    16: np.dtype(np.complex128),
-    32: np.dtype("V32"),
-}
+from .shared import ELEMENT_DTYPES
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +43,7 @@ class Allocation:
         view = self._views.get(nbytes)
         if view is None:
             usable = max(self.nbytes - skip, 0) // nbytes * nbytes
-            view = self.data[skip : skip + usable].view(_ELEMENTS[nbytes])
+            view = self.data[skip : skip + usable].view(ELEMENT_DTYPES[nbytes])
             self._views[nbytes] = view
         return view, self.base + skip
 
@@ -188,14 +179,16 @@ class GlobalMemory:
         self, addrs: NDArray[Any], nbytes: int, what: str, write: bool
     ) -> list[tuple[Any, NDArray[Any], NDArray[np.int64]]]:
         """Group lanes by allocation: (lane selection, elements, index of each lane's element)."""
-        if nbytes not in _ELEMENTS:
-            raise ValueError(f"global {what} of {nbytes} bytes: must be one of {list(_ELEMENTS)}")
+        if nbytes not in ELEMENT_DTYPES:
+            raise ValueError(
+                f"global {what} of {nbytes} bytes: must be one of {list(ELEMENT_DTYPES)}"
+            )
         if len(addrs) == 0:
             return []
         addrs = np.asarray(addrs).view(np.int64)
         if nbytes > 1 and int(np.bitwise_or.reduce(addrs)) & (nbytes - 1):
             raise self._misaligned(addrs, nbytes, what)
-        low, high = int(addrs.min()), int(addrs.max())
+        low, high = int(np.minimum.reduce(addrs)), int(np.maximum.reduce(addrs))
         allocation = self._recent
         if allocation is None or low < allocation.base or high + nbytes > allocation.end:
             at = bisect_right(self._bases, low) - 1

@@ -7,7 +7,7 @@ hold). On sm_90 and sm_100 the system reserves the first 1 KiB of the window (PT
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +20,17 @@ MBARRIER_BYTES = 8  # PTX ISA 9.1 section 9.7.13.15.1: .b64, aligned to 8 bytes
 # Unwritten bytes hold 0xff: a NaN as f16, bf16, f32 and f64, if a caller looks past the checks.
 POISON_BYTE = 0xFF
 
-_ACCESS_DTYPES: dict[int, type] = {
-    1: np.uint8,
-    2: np.uint16,
-    4: np.uint32,
-    8: np.uint64,
-    16: np.complex128,  # any 16-byte element: take and put copy its bits unchanged
+# One element of each access width; the widths from 16 bytes on only ever have their bits copied.
+ELEMENT_DTYPES: dict[int, np.dtype[Any]] = {
+    1: np.dtype(np.uint8),
+    2: np.dtype(np.uint16),
+    4: np.dtype(np.uint32),
+    8: np.dtype(np.uint64),
+    16: np.dtype(np.complex128),
+    32: np.dtype("V32"),
 }
 # What `valid` holds for an element that was written, read with the element's own dtype.
-_ALL_WRITTEN = {size: int.from_bytes(b"\x01" * size, "little") for size in (1, 2, 4, 8)}
+_ALL_WRITTEN = {n: np.frombuffer(b"\x01" * n, dtype)[0] for n, dtype in ELEMENT_DTYPES.items()}
 
 
 class SharedMemory:
@@ -49,18 +51,21 @@ class SharedMemory:
             raise ValueError(f"shared memory base {base:#x} is not a multiple of 128")
         self.base = base
         self.nbytes = nbytes
-        # Whole 16-byte elements, and an alignment that lets every element size be a plain view.
-        capacity = -(-max(nbytes, 1) // 128) * 128
-        self._data = _aligned_bytes(capacity, POISON_BYTE)
-        self._valid = _aligned_bytes(capacity, 0)
-        self.data = self._data[:nbytes]
-        self.valid = self._valid[:nbytes]
-        self._data_views = _element_views(self._data)
-        self._valid_views = _element_views(self._valid)
-        self._valid_flags = self._valid.view(np.bool_)
+        self.end = base + nbytes
+        # Arrays over the whole window, so that an address is an index; an alignment that lets every
+        # element size be a plain view.
+        self.window = _aligned_bytes(self.end, POISON_BYTE)
+        self.window_valid = _aligned_bytes(self.end, 0)
+        self._protected = _aligned_bytes(self.end, 0)  # 1: reserved, or a live mbarrier's
+        self._protected[:base] = 1
+        self.data = self.window[base:]
+        self.valid = self.window_valid[base:]
+        self.views = _element_views(self.window)
+        self._valid_views = _element_views(self.window_valid)
+        self._protected_views = _element_views(self._protected)
+        self._valid_flags = self.window_valid.view(np.bool_)
         self._mbarriers: set[int] = set()
-        self._mbarrier_bytes = np.zeros(capacity, np.bool_)
-        self._mbarrier_low, self._mbarrier_high = capacity, 0  # offsets: [low, high) holds them all
+        self._mbarrier_low, self._mbarrier_high = self.end, 0  # addresses in [low, high)
 
     # --- ordinary (generic proxy) accesses of a warp ------------------------------------------
 
@@ -71,19 +76,14 @@ class SharedMemory:
         Returns uint8[n, nbytes]. Raises `EmulatorFault` smem_out_of_bounds, smem_misaligned,
         smem_unwritten_read or mbarrier_ordinary_access.
         """
-        if nbytes == 32:
-            return np.concatenate(
-                [self._load_halves(addrs, 0), self._load_halves(addrs, 16)], axis=1
-            )
         index = self._elements(addrs, nbytes)
-        written = self._valid_views[nbytes].take(index)
-        if nbytes == 16:
-            all_written = written.view(np.bool_).all()
-        else:
-            all_written = (written == _ALL_WRITTEN[nbytes]).all()
-        if not all_written:
-            self._fault_unreadable(np.asarray(addrs, np.int64), nbytes)
-        return self._data_views[nbytes].take(index).view(np.uint8).reshape(-1, nbytes)
+        try:
+            written = self._valid_views[nbytes].take(index)
+        except IndexError:
+            raise self._bad_address(addrs, nbytes) from None
+        if b"\x00" in written.tobytes():
+            self._fault_unreadable(addrs, nbytes)
+        return self.views[nbytes].take(index).view(np.uint8).reshape(-1, nbytes)
 
     def store(self, addrs: NDArray[np.int64], values: NDArray[np.uint8]) -> None:
         """Write each lane's bytes; where two lanes name one address the higher lane wins.
@@ -92,68 +92,61 @@ class SharedMemory:
         colliding lanes open. Raises smem_out_of_bounds, smem_misaligned, mbarrier_ordinary_access.
         """
         nbytes = values.shape[1]
-        if nbytes == 32:
-            self._check_32(addrs)
-            self.store(np.asarray(addrs) + 16, np.ascontiguousarray(values[:, 16:]))
-            self.store(addrs, np.ascontiguousarray(values[:, :16]))
-            return
         index = self._elements(addrs, nbytes)
-        if self._mbarriers:
-            self._check_not_mbarrier(index * nbytes, nbytes)
-        element = _ACCESS_DTYPES[nbytes]
-        self._data_views[nbytes][index] = np.ascontiguousarray(values).view(element).reshape(-1)
-        valid = self._valid_views[nbytes]
-        if nbytes == 16:
-            valid.view(np.uint64).reshape(-1, 2)[index] = _ALL_WRITTEN[8]
-        else:
-            valid[index] = _ALL_WRITTEN[nbytes]
+        try:
+            protected = self._protected_views[nbytes].take(index)
+        except IndexError:
+            raise self._bad_address(addrs, nbytes) from None
+        if b"\x01" in protected.tobytes():
+            self._fault_protected(addrs, nbytes)
+        elements = self.views[nbytes]
+        elements[index] = np.ascontiguousarray(values).view(elements.dtype).reshape(-1)
+        self._valid_views[nbytes][index] = _ALL_WRITTEN[nbytes]
 
     # --- engines (async proxy) ----------------------------------------------------------------
 
     def read_bytes(self, addr: int, nbytes: int, what: str = "read") -> NDArray[np.uint8]:
         """A read-only view of ``nbytes`` bytes at ``addr``; ``what`` names the reader."""
-        start = self.check_range(addr, nbytes, what)
-        self.check_written(start, start + nbytes, what)
-        view = self._data[start : start + nbytes]
+        end = self.check_range(addr, nbytes, what)
+        self.check_written(addr, end, what)
+        view = self.window[addr:end]
         view.flags.writeable = False
         return view
 
     def write_bytes(self, addr: int, values: NDArray[np.uint8], what: str = "write") -> None:
         """Write uint8[n] at ``addr``; ``what`` names the writer in a fault."""
-        start = self.check_range(addr, values.size, what)
-        end = start + values.size
-        self.check_no_mbarrier(start, end, what)
-        self._data[start:end] = values
-        self._valid[start:end] = 1
+        end = self.check_range(addr, values.size, what)
+        self.check_no_mbarrier(addr, end, what)
+        self.window[addr:end] = values
+        self.window_valid[addr:end] = 1
 
     def check_range(self, addr: int, nbytes: int, what: str) -> int:
-        """Offset of ``addr``; raises smem_out_of_bounds unless all ``nbytes`` lie in the window."""
-        start = int(addr) - self.base
-        if start < 0 or start + nbytes > self.nbytes:
+        """``addr + nbytes``; raises smem_out_of_bounds unless all of it is the CTA's own."""
+        end = addr + nbytes
+        if addr < self.base or end > self.end:
             raise self._out_of_bounds(int(addr), nbytes, what)
-        return start
+        return end
 
-    def check_written(self, start: int, end: int, what: str) -> None:
-        """Raise unless every byte of the offsets [start, end) was written and is no mbarrier."""
-        if self._valid_flags[start:end].all():
+    def check_written(self, addr: int, end: int, what: str) -> None:
+        """Raise unless every byte of [addr, end) was written and is no live mbarrier's."""
+        written = self._valid_flags[addr:end]
+        if not written.all():
+            self.fault_unwritten(addr + np.flatnonzero(~written), what)
+
+    def check_no_mbarrier(self, addr: int, end: int, what: str) -> None:
+        """Raise mbarrier_ordinary_access if [addr, end) touches a live mbarrier."""
+        if end <= self._mbarrier_low or addr >= self._mbarrier_high:
             return
-        self.fault_unwritten(start + np.flatnonzero(~self._valid_flags[start:end]), what)
+        protected = self._protected[addr:end]
+        if protected.any():
+            raise self._mbarrier_access(int(addr) + int(protected.argmax()), what)
 
-    def check_no_mbarrier(self, start: int, end: int, what: str) -> None:
-        """Raise mbarrier_ordinary_access if the offsets [start, end) touch a live mbarrier."""
-        if end <= self._mbarrier_low or start >= self._mbarrier_high:
-            return
-        if self._mbarrier_bytes[start:end].any():
-            first = start + int(self._mbarrier_bytes[start:end].argmax())
-            raise self._mbarrier_access(first, what)
-
-    def fault_unwritten(self, offsets: NDArray[np.integer], what: str) -> None:
-        """Raise for unreadable bytes at ``offsets``: a live mbarrier's, or never written ones."""
-        barrier = self._mbarrier_bytes[offsets]
-        if barrier.any():
-            raise self._mbarrier_access(int(offsets[int(barrier.argmax())]), what)
-        first = int(offsets.min()) + self.base
-        count = int(np.unique(offsets).size)
+    def fault_unwritten(self, addrs: NDArray[np.int64], what: str) -> NoReturn:
+        """Raise for unreadable bytes: a live mbarrier's, or those that nothing has written."""
+        protected = self._protected[addrs]
+        if protected.any():
+            raise self._mbarrier_access(int(addrs[int(protected.argmax())]), what)
+        first, count = int(addrs.min()), int(np.unique(addrs).size)
         raise EmulatorFault(
             "smem_unwritten_read",
             f"{what} of shared memory that nothing has written: {count} byte(s), the first at"
@@ -163,87 +156,67 @@ class SharedMemory:
             reader=what,
         )
 
-    # --- mbarriers ----------------------------------------------------------------------------
+    # --- mbarriers ------------------------------------------------------------------------------
 
     def mark_mbarrier(self, addr: int) -> None:
         """Give the 8 bytes at ``addr`` to an mbarrier: only mbarrier operations may touch them."""
-        start = self.check_range(addr, MBARRIER_BYTES, "mbarrier.init")
-        self._mbarriers.add(start)
-        self._mbarrier_bytes[start : start + MBARRIER_BYTES] = True
-        self._valid[start : start + MBARRIER_BYTES] = 0
-        self._mbarrier_low = min(self._mbarrier_low, start)
-        self._mbarrier_high = max(self._mbarrier_high, start + MBARRIER_BYTES)
+        end = self.check_range(addr, MBARRIER_BYTES, "mbarrier.init")
+        self._mbarriers.add(addr)
+        self._protected[addr:end] = 1
+        self.window_valid[addr:end] = 0
+        self._mbarrier_low = min(self._mbarrier_low, addr)
+        self._mbarrier_high = max(self._mbarrier_high, end)
 
     def unmark_mbarrier(self, addr: int) -> None:
         """Return an invalidated mbarrier's 8 bytes to ordinary use; they hold nothing."""
-        start = int(addr) - self.base
-        self._mbarriers.discard(start)
-        self._mbarrier_bytes[start : start + MBARRIER_BYTES] = False
-        self._data[start : start + MBARRIER_BYTES] = POISON_BYTE
-        self._mbarrier_low = min(self._mbarriers, default=self._data.size)
+        self._mbarriers.discard(addr)
+        self._protected[addr : addr + MBARRIER_BYTES] = 0
+        self.window[addr : addr + MBARRIER_BYTES] = POISON_BYTE
+        self._mbarrier_low = min(self._mbarriers, default=self.end)
         self._mbarrier_high = max(self._mbarriers, default=-MBARRIER_BYTES) + MBARRIER_BYTES
 
-    # --- checks -------------------------------------------------------------------------------
+    # --- checks ---------------------------------------------------------------------------------
 
     def _elements(self, addrs: NDArray[np.int64], nbytes: int) -> NDArray[np.int64]:
-        """Index of each access in the view of ``nbytes`` elements; bounds and alignment checked."""
-        shift = nbytes.bit_length() - 1
-        offsets = np.asarray(addrs, np.int64) - self.base
-        if offsets.size == 0:
-            return offsets
-        # Rotated right by `shift`, a misaligned or negative offset becomes huge: one maximum finds
-        # both, and the ones past the end.
-        index = offsets >> shift
-        rotated = (index | (offsets << (64 - shift))) if shift else offsets
-        if int(rotated.view(np.uint64).max()) > (self.nbytes - nbytes) >> shift:
-            self._fault_address(np.asarray(addrs, np.int64), nbytes)
-        return index
+        """Index of each access among the elements of ``nbytes``; past the end is not checked."""
+        bits = int(np.bitwise_or.reduce(addrs))
+        if bits & (nbytes - 1) or bits < 0:
+            raise self._bad_address(addrs, nbytes)
+        return addrs >> (nbytes.bit_length() - 1)
 
-    def _load_halves(self, addrs: NDArray[np.int64], at: int) -> NDArray[np.uint8]:
-        self._check_32(addrs)
-        return self.load(np.asarray(addrs) + at, 16)
-
-    def _check_32(self, addrs: NDArray[np.int64]) -> None:
-        if (np.asarray(addrs) & 31).any():
-            self._fault_address(np.asarray(addrs, np.int64), 32)
-
-    def _check_not_mbarrier(self, offsets: NDArray[np.int64], nbytes: int) -> None:
-        if offsets.size == 0 or int(offsets.min()) >= self._mbarrier_high:
-            return
-        touched = np.zeros(offsets.size, np.bool_)
-        for byte in range(nbytes):
-            touched |= self._mbarrier_bytes[offsets + byte]
-        if touched.any():
-            raise self._mbarrier_access(int(offsets[int(touched.argmax())]), f"store of {nbytes} B")
-
-    def _fault_address(self, addrs: NDArray[np.int64], nbytes: int) -> None:
-        offsets = addrs - self.base
-        outside = (offsets < 0) | (offsets > self.nbytes - nbytes)
+    def _bad_address(self, addrs: NDArray[np.int64], nbytes: int) -> EmulatorFault:
+        outside = (addrs < self.base) | (addrs > self.end - nbytes)
         if outside.any():
             lane = int(outside.argmax())
-            raise self._out_of_bounds(int(addrs[lane]), nbytes, "access", lane=lane)
+            return self._out_of_bounds(int(addrs[lane]), nbytes, "access", lane=lane)
         lane = int((addrs % nbytes != 0).argmax())
-        raise EmulatorFault(
+        return EmulatorFault(
             "smem_misaligned",
             f"access of {nbytes} bytes at shared address {int(addrs[lane]):#x}, which is not a"
-            " multiple"
-            f" of {nbytes} (active lane {lane})",
+            f" multiple of {nbytes} (active lane {lane})",
             address=int(addrs[lane]),
             bytes=nbytes,
             lane=lane,
         )
 
-    def _fault_unreadable(self, addrs: NDArray[np.int64], nbytes: int) -> None:
-        touched = (addrs - self.base)[:, None] + np.arange(nbytes)
-        self.fault_unwritten(touched[self._valid[touched] == 0], f"load of {nbytes} B")
+    def _fault_unreadable(self, addrs: NDArray[np.int64], nbytes: int) -> NoReturn:
+        if int(addrs.min()) < self.base:
+            raise self._bad_address(addrs, nbytes)
+        touched = addrs[:, None] + np.arange(nbytes)
+        self.fault_unwritten(touched[self.window_valid[touched] == 0], f"load of {nbytes} B")
+
+    def _fault_protected(self, addrs: NDArray[np.int64], nbytes: int) -> NoReturn:
+        if int(addrs.min()) < self.base:
+            raise self._bad_address(addrs, nbytes)
+        touched = (addrs[:, None] + np.arange(nbytes)).reshape(-1)
+        first = int(touched[int(self._protected[touched].argmax())])
+        raise self._mbarrier_access(first, f"store of {nbytes} B")
 
     def _out_of_bounds(self, addr: int, nbytes: int, what: str, **details: int) -> EmulatorFault:
-        end = self.base + self.nbytes
         return EmulatorFault(
             "smem_out_of_bounds",
             f"{what} of {nbytes} byte(s) at shared address {addr:#x} outside the CTA's shared"
-            " memory"
-            f" [{self.base:#x}, {end:#x}) of {self.nbytes} bytes",
+            f" memory [{self.base:#x}, {self.end:#x}) of {self.nbytes} bytes",
             address=addr,
             bytes=nbytes,
             base=self.base,
@@ -251,23 +224,20 @@ class SharedMemory:
             **details,
         )
 
-    def _mbarrier_access(self, offset: int, what: str) -> EmulatorFault:
-        barrier = offset + self.base
-        for start in self._mbarriers:
-            if start <= offset + MBARRIER_BYTES - 1 and offset < start + MBARRIER_BYTES:
-                barrier = start + self.base
+    def _mbarrier_access(self, addr: int, what: str) -> EmulatorFault:
+        barrier = addr - addr % MBARRIER_BYTES
         return EmulatorFault(
             "mbarrier_ordinary_access",
-            f"{what} at shared address {offset + self.base:#x} touches the live mbarrier at"
-            f" {barrier:#x}: only mbarrier operations may, until mbarrier.inval"
-            " (PTX ISA 9.1 section 9.7.13.15)",
-            address=offset + self.base,
+            f"{what} at shared address {addr:#x} touches the live mbarrier at {barrier:#x}: only"
+            " mbarrier operations may, until mbarrier.inval (PTX ISA 9.1 section 9.7.13.15)",
+            address=addr,
             barrier=barrier,
         )
 
 
 def _element_views(array: NDArray[np.uint8]) -> dict[int, NDArray[Any]]:
-    return {size: array.view(dtype) for size, dtype in _ACCESS_DTYPES.items()}
+    """The elements of each size that lie wholly inside ``array``."""
+    return {n: array[: array.size // n * n].view(dtype) for n, dtype in ELEMENT_DTYPES.items()}
 
 
 def _aligned_bytes(nbytes: int, fill: int, alignment: int = 64) -> NDArray[np.uint8]:

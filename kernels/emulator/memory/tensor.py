@@ -167,7 +167,7 @@ class TensorMemory:
         if shape == "32x32b" and not pack16:
             column = self._check_warp_access(taddr, num, warp_in_group, WARP_LANES, "tcgen05.ld")
             written = self.valid[warp_in_group, column : column + num]
-            if not (written == ALL_LANES).all():
+            if written.tobytes() != b"\xff" * (4 * num):
                 self._fault_unwritten(warp_in_group, column, num, ALL_LANES, "tcgen05.ld")
             first = WARP_LANES * warp_in_group
             return self.data[column : column + num, first : first + WARP_LANES].copy()
