@@ -1,0 +1,127 @@
+"""The `roofline` command: budgets of tiles, and the numbers they stand on.
+
+Exit status 0, or 2 with one line on stderr for bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from roofline.budgets import budget
+from roofline.errors import RooflineError
+from roofline.gpus import FIELDS, GPU_NAMES, find_gpu, gpus
+from roofline.text import gpu_text, gpus_text
+from roofline.tile import parse_tile
+
+#: FlashAttention-4's tiles, per CTA.
+DEFAULT_TILES = {"forward": "256x128", "backward": "128x128"}
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse without its usage lines: an error is one line, and option names are whole."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise RooflineError(" ".join(message.split()) + f"; {self.prog} --help lists the options")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="roofline", description="What limits an attention kernel on a GPU.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_budget(commands)
+    _add_gpus(commands)
+    return parser
+
+
+def _add_gpu_option(parser: argparse.ArgumentParser, default: str | None) -> None:
+    text = f"{', '.join(GPU_NAMES)}, an architecture (sm_100a) or a TOML file"
+    parser.add_argument("--gpu", default=default, metavar="GPU", help=text)
+
+
+def _add_budget(commands: Any) -> None:
+    parser = commands.add_parser(
+        "budget",
+        help="MMA, SMEM and exp cycles of a tile, and which of them binds",
+        description="MMA, SMEM and exp cycles of one KV iteration of one CTA, and what binds.",
+    )
+    _add_gpu_option(parser, "b200")
+    add = parser.add_argument
+    add("--tile", metavar="MxN", help="query rows x keys of one CTA (256x128; backward 128x128)")
+    add("--head-dim", type=int, default=128, metavar="D", help="of Q and K (128)")
+    add("--head-dim-v", type=int, metavar="DV", help="of V (as --head-dim)")
+    add("--pass", dest="direction", default="forward", metavar="PASS", help="forward or backward")
+    add("--ctas", type=int, default=1, metavar="N", help="CTAs that share an MMA: 1 or 2")
+    add("--dtype", default="bf16", help="bf16, fp16, tf32, fp8, mxfp8 or nvfp4")
+    add("--exp2-share", type=float, default=0.0, metavar="F",
+        help="share of the exponentials computed by polynomial, 0 to 1 (0)")
+    add("--ignore-fit", action="store_true", help="price a tile that the GPU has no room for")
+    add("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_run_budget)
+
+
+def _add_gpus(commands: Any) -> None:
+    parser = commands.add_parser(
+        "gpus",
+        help="the GPU numbers, each with its tag and source",
+        description="Every GPU number with its unit, tag (measured, vendor, derived, assumed), "
+        "and with --gpu its source.",
+    )
+    _add_gpu_option(parser, None)
+    parser.add_argument("--json", action="store_true", help="print JSON, sources included")
+    parser.set_defaults(run=_run_gpus)
+
+
+def _run_budget(args: argparse.Namespace) -> str:
+    tile_m, tile_n = parse_tile(args.tile or DEFAULT_TILES.get(args.direction, "256x128"))
+    result = budget(
+        args.gpu,
+        tile_m,
+        tile_n,
+        args.head_dim,
+        args.head_dim_v,
+        direction=args.direction,
+        ctas=args.ctas,
+        dtype=args.dtype,
+        exp2_emulated_share=args.exp2_share,
+    )
+    if result.excesses and not args.ignore_fit:
+        reasons = "; ".join(str(excess) for excess in result.excesses)
+        raise RooflineError(
+            f"tile {tile_m}x{tile_n} does not fit {result.tile.gpu.name}: {reasons}; "
+            "take a smaller tile, or --ignore-fit to price it all the same"
+        )
+    return _json(result.to_dict()) if args.json else str(result)
+
+
+def _run_gpus(args: argparse.Namespace) -> str:
+    if args.gpu:
+        gpu = find_gpu(args.gpu)
+        return _json(gpu.to_dict()) if args.json else gpu_text(gpu)
+    if args.json:
+        return _json({gpu.name: gpu.to_dict() for gpu in gpus()})
+    return gpus_text(gpus(), tuple(FIELDS))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, allow_nan=False)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit status."""
+    try:
+        args = _parser().parse_args(argv)
+        print(args.run(args), flush=True)
+    except RooflineError as error:
+        print(f"roofline: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader (head, less) has gone: what it wanted is written, so nothing is wrong.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0

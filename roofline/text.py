@@ -1,0 +1,119 @@
+"""Tables and pages for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from roofline.terms import Term, whole_cycles
+
+if TYPE_CHECKING:
+    from roofline.budgets import Budget
+    from roofline.gpus import Gpu
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Aligned columns, numbers to the right and texts to the left; no trailing blanks."""
+    columns = range(len(header))
+    cells = [[_text(value) for value in row] for row in rows]
+    widths = [max(len(row[i]) for row in [list(header), *cells]) for i in columns]
+    right = [all(row[i] is None or isinstance(row[i], int | float) for row in rows) for i in columns]
+    lines = [_line(header, widths, right), "  ".join("-" * width for width in widths)]
+    lines += [_line(row, widths, right) for row in cells]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _line(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    return "  ".join(
+        text.rjust(width) if to_right else text.ljust(width)
+        for text, width, to_right in zip(row, widths, right, strict=True)
+    )
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def budget_text(b: Budget) -> str:
+    """The page `roofline budget` prints for a tile."""
+    tile = b.tile
+    ctas = "1 CTA" if tile.ctas == 1 else "2 CTAs (numbers per CTA)"
+    head = f"{tile.gpu.title} ({tile.gpu.arch}): {tile.direction}, tile {tile}, {tile.format.name}"
+    rows = [
+        ["MMA", b.mma, b.mma_exact],
+        *_breakdown(b.mma_terms),
+        ["SMEM", b.smem, b.smem_exact],
+        *_breakdown(b.smem_terms),
+        ["exp", b.exp, b.exp],
+        *_exp_rows(b),
+    ]
+    sections = [
+        f"{head}, {ctas}",
+        table(["cycles of one KV iteration", "published", "exact"], rows),
+        _bound_line(b),
+        _core_line(b),
+    ]
+    tail = [f"note: {note}" for note in b.notes]
+    tail += [f"does not fit: {excess}" for excess in b.excesses]
+    if tail:
+        sections.append("\n".join(tail))
+    return "\n\n".join(sections)
+
+
+def _breakdown(terms: Sequence[Term]) -> list[list[object]]:
+    return [[f"  {term.name}", whole_cycles(term.cycles), None] for term in terms]
+
+
+def _exp_rows(b: Budget) -> list[list[object]]:
+    exp = b.exp_term
+    rows: list[list[object]] = [
+        [f"  MUFU, {float(exp.share):.1%} emulated", whole_cycles(exp.mufu), None],
+        ["  FMA pipe, softmax and emulation", whole_cycles(exp.fma), None],
+    ]
+    if exp.balance_share:
+        label = f"  balanced at {float(exp.balance_share):.1%} emulated"
+        rows.append([label, whole_cycles(exp.balance_cycles), None])
+    return rows
+
+
+def _bound_line(b: Budget) -> str:
+    names = " and ".join("exp" if name == "exp" else name.upper() for name in b.bound.split("+"))
+    verb = "bind" if "+" in b.bound else "binds"
+    line = (
+        f"{names} {verb}: at most {b.mma_share:.0%} of the tensor core's peak, "
+        f"{b.ceiling_tflops:.0f} of {b.peak_tflops:.0f} TFLOP/s"
+    )
+    if b.cycles_exact != b.cycles:
+        line += f" (by the exact counts {b.mma_share_exact:.0%}, bound: {b.bound_exact})"
+    return line
+
+
+def _core_line(b: Budget) -> str:
+    cores = b.cuda_cores
+    pipes = ", ".join(f"{pipe.upper()} {float(c):.0f}" for pipe, c in cores.pipes.items())
+    return (
+        f"CUDA cores, arithmetic alone: {pipes} cycles; issue slots {float(cores.issue):.0f} "
+        f"of {b.cycles}"
+    )
+
+
+def gpu_text(gpu: Gpu) -> str:
+    """One GPU with every number, its tag and its source."""
+    rows = [[name, q.value, q.unit, q.tag, q.source] for name, q in gpu.quantities.items()]
+    return f"{gpu.name}: {gpu.title} ({gpu.arch})\n\n" + table(
+        ["quantity", "value", "unit", "tag", "source"], rows
+    )
+
+
+def gpus_text(gpus: Sequence[Gpu], fields: Sequence[str]) -> str:
+    """Several GPUs beside each other, without the sources."""
+    rows: list[list[object]] = []
+    for field in fields:
+        found = [gpu.quantities.get(field) for gpu in gpus]
+        unit = next((q.unit for q in found if q is not None), "")
+        cells = [None if q is None else f"{q.value:g} {q.tag[0]}" for q in found]
+        rows.append([field, unit, *cells])
+    text = table(["quantity", "unit", *(gpu.name for gpu in gpus)], rows)
+    return f"{text}\n\nm measured, v vendor, d derived, a assumed; --gpu NAME shows the sources"
