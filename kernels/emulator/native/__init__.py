@@ -1,0 +1,8 @@
+"""Straight-line PTX compiled to host vector code, 32 lanes at a time."""
+
+from . import convert, floating, integer  # noqa: F401  (they fill the table)
+from .builder import BlockBuilder
+from .jit import NativeModule, compile_blocks
+from .table import find
+
+__all__ = ["BlockBuilder", "NativeModule", "compile_blocks", "find"]
