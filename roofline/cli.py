@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 from roofline.budgets import budget
 from roofline.errors import RooflineError
 from roofline.gpus import FIELDS, GPU_NAMES, find_gpu, gpus
-from roofline.text import gpu_text, gpus_text
+from roofline.problem import Problem, bounds, visible_share
+from roofline.text import gpu_text, gpus_text, problem_text
 from roofline.tile import parse_tile
 
 #: FlashAttention-4's tiles, per CTA.
@@ -59,11 +60,54 @@ def _add_budget(commands: Any) -> None:
     add("--pass", dest="direction", default="forward", metavar="PASS", help="forward or backward")
     add("--ctas", type=int, default=1, metavar="N", help="CTAs that share an MMA: 1 or 2")
     add("--dtype", default="bf16", help="bf16, fp16, tf32, fp8, mxfp8 or nvfp4")
-    add("--exp2-share", type=float, default=0.0, metavar="F",
-        help="share of the exponentials computed by polynomial, 0 to 1 (0)")
+    add(
+        "--exp2-share",
+        type=float,
+        default=0.0,
+        metavar="F",
+        help="share of the exponentials computed by polynomial, 0 to 1 (0)",
+    )
+    _add_problem_options(parser)
     add("--ignore-fit", action="store_true", help="price a tile that the GPU has no room for")
     add("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run_budget)
+
+
+def _add_problem_options(parser: argparse.ArgumentParser) -> None:
+    """The shape of a whole problem; its traffic and time are printed if --seqlen is given."""
+    add = parser.add_argument_group("whole problem, with --seqlen").add_argument
+    add("--seqlen", type=int, metavar="S", help="queries of each sequence")
+    add("--seqlen-k", type=int, metavar="SK", help="keys of each sequence (as --seqlen)")
+    add("--batch", type=int, metavar="B", help="sequences (1)")
+    add("--heads", type=int, metavar="H", help="query heads (1)")
+    add("--kv-heads", type=int, metavar="HK", help="key heads (as --heads)")
+    add("--causal", action="store_true", help="bottom-right aligned causal mask")
+    add("--visible", type=float, metavar="F", help="share of the pairs another mask leaves")
+
+
+def _problem(args: argparse.Namespace) -> Problem | None:
+    """The whole problem asked for, or None."""
+    if args.seqlen is None:
+        return None
+    heads = 1 if args.heads is None else args.heads
+    return Problem(
+        batch=1 if args.batch is None else args.batch,
+        seqlen=args.seqlen,
+        seqlen_k=args.seqlen if args.seqlen_k is None else args.seqlen_k,
+        heads=heads,
+        kv_heads=heads if args.kv_heads is None else args.kv_heads,
+        causal=args.causal,
+        visible=None if args.visible is None else visible_share(args.visible),
+    )
+
+
+def _needs_seqlen(args: argparse.Namespace) -> str | None:
+    """What to say when options of a whole problem were given without its length."""
+    if args.seqlen is not None:
+        return None
+    names = ("seqlen_k", "batch", "heads", "kv_heads", "causal", "visible")
+    given = [f"--{n.replace('_', '-')}" for n in names if getattr(args, n) not in (None, False)]
+    return f"{', '.join(given)}: for a whole problem; add --seqlen" if given else None
 
 
 def _add_gpus(commands: Any) -> None:
@@ -97,7 +141,15 @@ def _run_budget(args: argparse.Namespace) -> str:
             f"tile {tile_m}x{tile_n} does not fit {result.tile.gpu.name}: {reasons}; "
             "take a smaller tile, or --ignore-fit to price it all the same"
         )
-    return _json(result.to_dict()) if args.json else str(result)
+    problem, hint = _problem(args), _needs_seqlen(args)
+    whole = bounds(problem, result) if problem else None
+    if args.json:
+        page = result.to_dict()
+        page["problem"] = whole.to_dict() if whole else None
+        page["notes"] += [hint] if hint else []
+        return _json(page)
+    parts = [str(result), problem_text(whole) if whole else "", f"note: {hint}" if hint else ""]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _run_gpus(args: argparse.Namespace) -> str:

@@ -128,7 +128,7 @@ class Gpu:
         if found is None:
             raise RooflineError(
                 f"gpu {self.name}: no {field} ({FIELDS[field].meaning}); "
-                f"choose another GPU or give it in a TOML file with base = \"{self.name}\""
+                f'choose another GPU or give it in a TOML file with base = "{self.name}"'
             )
         return found
 
@@ -216,7 +216,7 @@ def parse_gpu(entry: Mapping[str, Any], where: str, *, builtin: bool = False) ->
         raise RooflineError(f"{where}: name: missing; give the GPU a name")
     base = find_gpu(entry["base"]) if "base" in entry else None
     if "arch" not in entry and base is None:
-        raise RooflineError(f"{where}: arch: missing; add arch = \"sm_100a\" or base = \"b200\"")
+        raise RooflineError(f'{where}: arch: missing; add arch = "sm_100a" or base = "b200"')
     arch = str(entry.get("arch", base.arch if base else ""))
     try:
         _arch_number(arch)

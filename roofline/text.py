@@ -10,6 +10,7 @@ from roofline.terms import Term, whole_cycles
 if TYPE_CHECKING:
     from roofline.budgets import Budget
     from roofline.gpus import Gpu
+    from roofline.problem import Bounds
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -17,7 +18,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     columns = range(len(header))
     cells = [[_text(value) for value in row] for row in rows]
     widths = [max(len(row[i]) for row in [list(header), *cells]) for i in columns]
-    right = [all(row[i] is None or isinstance(row[i], int | float) for row in rows) for i in columns]
+    right = [all(_is_number(row[i]) for row in cells) for i in columns]
     lines = [_line(header, widths, right), "  ".join("-" * width for width in widths)]
     lines += [_line(row, widths, right) for row in cells]
     return "\n".join(line.rstrip() for line in lines)
@@ -34,6 +35,10 @@ def _text(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _is_number(text: str) -> bool:
+    return text == "-" or text.lstrip("-").replace(".", "", 1).isdecimal()
 
 
 def budget_text(b: Budget) -> str:
@@ -97,6 +102,40 @@ def _core_line(b: Budget) -> str:
         f"CUDA cores, arithmetic alone: {pipes} cycles; issue slots {float(cores.issue):.0f} "
         f"of {b.cycles}"
     )
+
+
+def problem_text(bounds: Bounds) -> str:
+    """The whole problem: time, traffic and what materialised attention would move."""
+    p = bounds.problem
+    heads = f"{p.heads} heads" if p.heads == p.kv_heads else f"{p.heads}/{p.kv_heads} heads"
+    lengths = f"{p.seqlen_q} queries x {p.seqlen_k} keys"
+    mask = f"{float(p.visible_share):.1%} of the pairs visible"
+    rows: list[list[object]] = [
+        [f"SMs, {bounds.occupancy:.0%} busy", None, _us(bounds.sm_seconds)],
+        ["L2 to and from the SMs", _mb(bounds.l2_bytes), _us(bounds.l2_seconds)],
+        ["HBM, every tensor once", _mb(bounds.hbm_bytes), _us(bounds.hbm_seconds)],
+        [
+            "HBM, S and P materialised",
+            _mb(bounds.materialised_bytes),
+            _us(bounds.materialised_seconds),
+        ],
+    ]
+    names = " and ".join(name.upper() for name in bounds.bound.split("+")).replace("SM", "SMs")
+    return (
+        f"whole problem: batch {p.batch}, {heads}, {lengths}, {mask}\n\n"
+        + table(["at the least", "MB", "us"], rows)
+        + f"\n\nbound by {names}: at least {bounds.seconds * 1e6:.1f} us, at most "
+        f"{bounds.tflops:.0f} TFLOP/s; S and P would take "
+        f"{_mb(bounds.materialised_peak_bytes)} MB"
+    )
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f}"
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:.1f}"
 
 
 def gpu_text(gpu: Gpu) -> str:
