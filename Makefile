@@ -62,7 +62,7 @@ type: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 bench: $(VENV)/.installed
-	$(BIN)/python tests/bench.py
+	$(BIN)/python -m tests.figures
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
