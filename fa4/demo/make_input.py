@@ -130,9 +130,8 @@ def forward(
         v = linear(h, "attn_v").unflatten(-1, (config.kv_heads, -1))
         if probe:
             probe(layer, q, k, v)
-        attended = F.scaled_dot_product_attention(
-            *(t.transpose(0, 1)[None] for t in (q, k, v)), is_causal=True, enable_gqa=True
-        )
+        qh, kh, vh = (t.transpose(0, 1)[None] for t in (q, k, v))  # (1, heads, seqlen, head_dim)
+        attended = F.scaled_dot_product_attention(qh, kh, vh, is_causal=True, enable_gqa=True)
         x = x + linear(attended[0].transpose(0, 1).flatten(-2), "attn_output")
         h = norm(x, f"blk.{layer}.ffn_norm")
         x = x + linear(F.silu(linear(h, "ffn_gate")) * linear(h, "ffn_up"), "ffn_down")
