@@ -25,7 +25,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO_INPUT := fa4/demo/smollm2_layer14.safetensors
 
 help:
-	@sed -n '3,7s/^# *//p' Makefile
+	@sed -n '3,6s/^# *//p' Makefile
 
 # The torch that was asked for is kept in a file that changes only when the request does.
 $(VENV)/torch.request: FORCE
