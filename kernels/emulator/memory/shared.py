@@ -133,6 +133,10 @@ class SharedMemory:
         if not written.all():
             self.fault_unwritten(addr + np.flatnonzero(~written), what)
 
+    def all_written(self, addr: int, end: int) -> bool:
+        """Whether every byte of [addr, end) was written and is no live mbarrier's."""
+        return bool(self._valid_flags[addr:end].all())
+
     def check_no_mbarrier(self, addr: int, end: int, what: str) -> None:
         """Raise mbarrier_ordinary_access if [addr, end) touches a live mbarrier."""
         if end <= self._mbarrier_low or addr >= self._mbarrier_high:

@@ -19,7 +19,9 @@ COLUMNS = 512
 WARP_LANES = 32
 ALLOC_UNIT_COLUMNS = 32
 POISON_CELL = 0xFFFFFFFF  # a NaN as f32, and two NaNs as f16 or bf16
-ALL_LANES = np.uint32(0xFFFFFFFF)
+ALL_LANES = np.uint32(0xFFFFFFFF)  # of one warp
+EVERY_LANE = np.full(LANES // WARP_LANES, ALL_LANES, np.uint32)  # of the four
+EVERY_LANE.flags.writeable = False
 
 
 @dataclass(frozen=True)
@@ -258,13 +260,18 @@ class TensorMemory:
         lanes: uint32[4], one bit a lane, for the four warps' parts in turn.
         """
         written = self.valid[:, column : column + ncols]
+        if written.tobytes() == b"\xff" * (4 * written.size):  # every lane: the common case
+            return
         if not ((written & lanes[:, None]) == lanes[:, None]).all():
             for warp in range(LANES // WARP_LANES):
                 self._fault_unwritten(warp, column, ncols, lanes[warp], what)
 
     def mark_written(self, column: int, ncols: int, lanes: NDArray[np.uint32]) -> None:
         """Note that ``lanes`` (uint32[4]) of the columns hold a result."""
-        self.valid[:, column : column + ncols] |= lanes[:, None]
+        if lanes is EVERY_LANE:
+            self.valid[:, column : column + ncols] = ALL_LANES
+        else:
+            self.valid[:, column : column + ncols] |= lanes[:, None]
 
     def _check_warp_access(self, taddr: int, ncols: int, warp: int, nlanes: int, what: str) -> int:
         lane, column = (taddr >> 16) & 0xFFFF, taddr & 0xFFFF

@@ -1,0 +1,153 @@
+"""The two descriptors of tcgen05.mma (PTX ISA 9.1 section 9.7.16.4), decoded and checked.
+
+Every bit is accounted for: a value that the ISA forbids is a fault of the kernel
+(``mma_bad_descriptor``), one that it allows and the model lacks is an `UnsupportedPTX`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NoReturn
+
+from ..findings import EmulatorFault, UnsupportedPTX
+
+# Swizzle code (bits 61-63) -> length of the swizzled row in 16-byte chunks; 1 is no swizzle.
+_SWIZZLE_CHUNKS = {0: 1, 6: 2, 4: 4, 2: 8}
+SWIZZLE_128B_BASE_32B = 1
+
+
+def _reject(what: str, value: int, digits: int, rule: str) -> NoReturn:
+    raise EmulatorFault(
+        "mma_bad_descriptor",
+        f"{what} {value:#0{digits + 2}x}: {rule}",
+        descriptor=f"{value:#0{digits + 2}x}",
+    )
+
+
+@dataclass(frozen=True)
+class InstrDescriptor:
+    """Instruction descriptor of .kind::f16: types and shape of D = A @ B + D.
+
+    a_dtype, b_dtype: "float16" or "bfloat16"; d_dtype: "float32" or "float16"; m, n: D's shape;
+    a_mn_major, b_mn_major: the transpose bits (False: K-major); a_negate, b_negate.
+    """
+
+    m: int
+    n: int
+    a_dtype: str
+    b_dtype: str
+    d_dtype: str
+    a_mn_major: bool
+    b_mn_major: bool
+    a_negate: bool
+    b_negate: bool
+
+    k = 16  # of every dense .kind::f16 (PTX ISA 9.1 table 39)
+
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def decode(value: int, kind: str = "f16", cta_group: int = 1) -> InstrDescriptor:
+        """Decode 32 bits (PTX ISA 9.1 table 42).
+
+        Raises `EmulatorFault` mma_bad_descriptor, or `UnsupportedPTX` for sparse operands,
+        weight-stationary shifts, other kinds and cta_group::2.
+        """
+        if kind != "f16":
+            raise UnsupportedPTX(f"tcgen05.mma .kind::{kind}: only .kind::f16 is modelled")
+        if cta_group != 1:
+            raise UnsupportedPTX(f"tcgen05.mma .cta_group::{cta_group}: only ::1 is modelled")
+
+        def bad(rule: str) -> NoReturn:
+            _reject("instruction descriptor", value, 8, rule)
+
+        if value >> 32 or value < 0:
+            bad("it has 32 bits")
+        if value & 7:
+            raise UnsupportedPTX(f"instruction descriptor {value:#010x}: sparse A is not modelled")
+        if value >> 30:
+            raise UnsupportedPTX(f"instruction descriptor {value:#010x}: bits 30-31 are .ws only")
+        for bit, name in ((3, "saturate"), (6, "reserved"), (23, "reserved"), (29, "reserved")):
+            if value >> bit & 1:
+                bad(f"bit {bit} ({name}) must be 0 for .kind::f16")
+        d_dtype = {0: "float16", 1: "float32"}.get(value >> 4 & 3)
+        if d_dtype is None:
+            bad(f"D type {value >> 4 & 3} (bits 4-5) is neither 0 (f16) nor 1 (f32)")
+        types = {0: "float16", 1: "bfloat16"}
+        a_dtype, b_dtype = types.get(value >> 7 & 7), types.get(value >> 10 & 7)
+        if a_dtype is None or b_dtype is None:
+            bad("A or B type (bits 7-9, 10-12) is neither 0 (f16) nor 1 (bf16)")
+        if a_dtype != b_dtype:
+            raise UnsupportedPTX(f"instruction descriptor {value:#010x}: A {a_dtype}, B {b_dtype}")
+        if d_dtype == "float16" and a_dtype != "float16":
+            bad(f"D of f16 needs A and B of f16, not {a_dtype}")
+        m, n = (value >> 24 & 31) << 4, (value >> 17 & 63) << 3
+        if m not in (64, 128):
+            bad(f"M is {m} (bits 24-28); with cta_group::1 it is 64 or 128")
+        if not 8 <= n <= 256:
+            bad(f"N is {n} (bits 17-22); it is a multiple of 8 from 8 to 256")
+        return InstrDescriptor(
+            m=m,
+            n=n,
+            a_dtype=a_dtype,
+            b_dtype=b_dtype,
+            d_dtype=d_dtype,
+            a_mn_major=bool(value >> 15 & 1),
+            b_mn_major=bool(value >> 16 & 1),
+            a_negate=bool(value >> 13 & 1),
+            b_negate=bool(value >> 14 & 1),
+        )
+
+
+@dataclass(frozen=True)
+class SmemDescriptor:
+    """Shared memory descriptor of a matrix operand.
+
+    start, leading_bytes, stride_bytes: address and the two byte strides of the canonical layout;
+    swizzle_chunks: 16-byte chunks in a swizzled row: 1 (no swizzle), 2, 4 or 8 (128 bytes).
+    """
+
+    start: int
+    leading_bytes: int
+    stride_bytes: int
+    swizzle_chunks: int
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def decode(value: int) -> SmemDescriptor:
+        """Decode 64 bits (PTX ISA 9.1 table 40).
+
+        Raises `EmulatorFault` mma_bad_descriptor, or `UnsupportedPTX` for a base offset, absolute
+        leading dimension addresses and 128-byte swizzling with 32-byte atoms.
+        """
+
+        def bad(rule: str) -> NoReturn:
+            _reject("shared memory descriptor", value, 16, rule)
+
+        if value >> 64 or value < 0:
+            bad("it has 64 bits")
+        for low, high in ((14, 15), (30, 31), (53, 60)):
+            if value >> low & (1 << high - low + 1) - 1:
+                bad(f"bits {low}-{high} must be 0")
+        if value >> 46 & 7 != 1:
+            bad(f"bits 46-48 must be 0b001, not {value >> 46 & 7:#05b}")
+        code = value >> 61
+        if code == SWIZZLE_128B_BASE_32B:
+            raise UnsupportedPTX(f"shared memory descriptor {value:#018x}: 32-byte swizzle atoms")
+        if code not in _SWIZZLE_CHUNKS:
+            bad(f"swizzling mode {code} (bits 61-63) does not exist")
+        if value >> 52 & 1:
+            raise UnsupportedPTX(
+                f"shared memory descriptor {value:#018x}: absolute leading dimension address"
+            )
+        if value >> 49 & 7:
+            raise UnsupportedPTX(
+                f"shared memory descriptor {value:#018x}: matrix base offset {value >> 49 & 7};"
+                " only tiles on their swizzle pattern's boundary are modelled"
+            )
+        return SmemDescriptor(
+            start=(value & 0x3FFF) << 4,
+            leading_bytes=(value >> 16 & 0x3FFF) << 4,
+            stride_bytes=(value >> 32 & 0x3FFF) << 4,
+            swizzle_chunks=_SWIZZLE_CHUNKS[code],
+        )

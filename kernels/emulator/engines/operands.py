@@ -1,0 +1,115 @@
+"""Where a matrix operand's 16-byte chunks lie in shared memory, and what they hold.
+
+The layouts are the canonical ones of PTX ISA 9.1 section 9.7.16.3.3, in units of a chunk (T = 8
+16-bit elements). With W the chunks of a swizzled row, k0 = k % 8 and k1 = k / 8,
+
+    K-major, no swizzle   row r, chunk j of K:   16 (r % 8)   + SBO (r / 8) + LBO j
+    K-major, swizzled                            16 W (r % 8) + SBO (r / 8) + 16 j
+    MN-major, no swizzle  chunk c of MN, k:      SBO c + 16 k0 + LBO k1
+    MN-major, swizzled                           16 (c % W) + LBO (c / W) + 16 W k0 + SBO k1
+
+A swizzle then XORs address bits 4.. with bits 7.. of the whole address (Swizzle<log2 W, 4, 3>), as
+TMA does when it writes the tile. That is why a start address may be advanced inside a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..memory.shared import SharedMemory
+from .descriptors import SmemDescriptor
+
+CHUNK_BYTES = 16
+CHUNK_ELEMENTS = 8  # 16-bit ones
+K = 16
+WORD_HIGH = np.uint32(0xFFFF0000)
+SIXTEEN = np.uint32(16)
+
+
+@dataclass(frozen=True)
+class OperandChunks:
+    """Chunks of one operand: ``index`` is each one's address / 16, [low, high) their byte range.
+
+    index: int64[rows, 2] for a K-major operand, int64[16, rows / 8] for an MN-major one.
+    """
+
+    index: NDArray[np.int64]
+    low: int
+    high: int
+
+
+def swizzled(addrs: NDArray[np.int64], chunks: int) -> NDArray[np.int64]:
+    """Apply the swizzle of rows of ``chunks`` 16-byte chunks (1, 2, 4 or 8) to byte addresses."""
+    return addrs ^ ((addrs >> 7 & chunks - 1) << 4)
+
+
+@lru_cache(maxsize=4096)
+def operand_chunks(descriptor: int, rows: int, mn_major: bool) -> OperandChunks:
+    """Chunks of a (rows, 16) operand of 16-bit elements; rows is M for A and N for B."""
+    desc = SmemDescriptor.decode(descriptor)
+    width = desc.swizzle_chunks
+    leading, stride = desc.leading_bytes, desc.stride_bytes
+    if mn_major:
+        k = np.arange(K)[:, None]
+        chunk = np.arange(rows // CHUNK_ELEMENTS)[None, :]
+        if width == 1:
+            offset = stride * chunk + CHUNK_BYTES * (k % 8) + leading * (k // 8)
+        else:
+            offset = CHUNK_BYTES * (chunk % width) + leading * (chunk // width)
+            offset = offset + CHUNK_BYTES * width * (k % 8) + stride * (k // 8)
+    else:
+        row = np.arange(rows)[:, None]
+        chunk = np.arange(K // CHUNK_ELEMENTS)[None, :]
+        along_k = leading if width == 1 else CHUNK_BYTES
+        offset = CHUNK_BYTES * width * (row % 8) + stride * (row // 8) + along_k * chunk
+    addrs = swizzled(desc.start + offset.astype(np.int64), width)
+    index = np.ascontiguousarray(addrs >> 4)
+    index.flags.writeable = False
+    return OperandChunks(index, int(addrs.min()), int(addrs.max()) + CHUNK_BYTES)
+
+
+def smem_operand(
+    smem: SharedMemory, descriptor: int, rows: int, mn_major: bool, dtype: str, name: str
+) -> NDArray[np.float64]:
+    """The operand as float64[16, rows], its K by its M or N; exact.
+
+    Raises smem_out_of_bounds, smem_unwritten_read and mbarrier_ordinary_access, naming ``name``.
+    """
+    chunks = operand_chunks(descriptor, rows, mn_major)
+    what = f"tcgen05.mma reading operand {name}"
+    smem.check_range(chunks.low, chunks.high - chunks.low, what)
+    if not smem.all_written(chunks.low, chunks.high):
+        _check_chunks(smem, chunks, what)
+    bits = smem.views[CHUNK_BYTES].take(chunks.index).view(np.uint16)
+    values = widen(bits, dtype)
+    return values if mn_major else values.T
+
+
+def tmem_operand(words: NDArray[np.uint32], dtype: str) -> NDArray[np.float64]:
+    """A of 16-bit elements from its 8 columns: uint32[8, lanes] to float64[16, lanes].
+
+    A column's word holds an even k in its low half and the odd one after it in its high half.
+    """
+    pairs = np.empty((words.shape[0], 2, words.shape[1]), np.uint16)
+    pairs[:, 0] = words
+    pairs[:, 1] = words >> SIXTEEN
+    return widen(pairs.reshape(2 * words.shape[0], words.shape[1]), dtype)
+
+
+def widen(bits: NDArray[np.uint16], dtype: str) -> NDArray[np.float64]:
+    """bfloat16 or float16 bit patterns as float64, exactly."""
+    if dtype == "bfloat16":
+        return (bits.astype(np.uint32) << SIXTEEN).view(np.float32).astype(np.float64)
+    return bits.view(np.float16).astype(np.float64)
+
+
+def _check_chunks(smem: SharedMemory, chunks: OperandChunks, what: str) -> None:
+    """The range has gaps: look at the operand's own bytes."""
+    addrs = (chunks.index.reshape(-1, 1) * CHUNK_BYTES + np.arange(CHUNK_BYTES)).reshape(-1)
+    missing = addrs[smem.window_valid[addrs] == 0]
+    if missing.size:
+        smem.fault_unwritten(np.sort(missing), what)

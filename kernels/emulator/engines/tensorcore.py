@@ -1,0 +1,200 @@
+"""tcgen05.mma as one array product (PTX ISA 9.1 section 9.7.16.10).
+
+Arithmetic, mode ``exact-f32``: products of 16-bit operands are exact in float64; the 16 products of
+an element and its accumulator are summed in float64 and rounded once to D's type. Hardware instead
+truncates aligned significands (arXiv 2512.07004 models it bit for bit): its last bit can differ.
+NaN and infinity propagate; a NaN's sign and payload are the host's, not hardware's 0x7fffffff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..findings import EmulatorFault
+from ..memory.shared import SharedMemory
+from ..memory.tensor import EVERY_LANE, LANES, TensorMemory, TmemAddress
+from .descriptors import InstrDescriptor
+from .operands import smem_operand, tmem_operand
+
+_WARPS = 4
+_HALF_LANES = 16
+# Layout D (M = 128) is the identity; layout F (M = 64) puts 16 rows in each warp's 32 lanes, at
+# lane 0 or 16 of them (PTX ISA 9.1 section 9.7.16.10.5).
+_LAYOUT_F_LANES = {
+    0: np.full(_WARPS, 0x0000FFFF, np.uint32),
+    16: np.full(_WARPS, 0xFFFF0000, np.uint32),
+}
+
+
+def mma(
+    idesc: int,
+    a: int,
+    b_desc: int,
+    d_taddr: int,
+    smem: SharedMemory,
+    tmem: TensorMemory,
+    *,
+    accumulate: bool,
+    a_in_tmem: bool,
+    cta_group: int = 1,
+    kind: str = "f16",
+    disable_output_lane: Sequence[int] | None = None,
+    scale_d: int | None = None,
+) -> None:
+    """D = A @ B (+ D): A is (M, 16), B is (16, N), D is (M, N) in Tensor Memory at ``d_taddr``.
+
+    idesc: the 32-bit instruction descriptor; a: A's shared memory descriptor or, with a_in_tmem,
+    its Tensor Memory address; b_desc: B's descriptor; accumulate: ``enable-input-d``;
+    disable_output_lane: four 32-bit masks of lanes whose D stays as it is; scale_d: D is scaled by
+    2 ** -scale_d first. Raises `EmulatorFault`: mma_bad_descriptor, smem_* and tmem_* naming the
+    operand; `UnsupportedPTX` for what is not modelled.
+    """
+    inst = InstrDescriptor.decode(idesc, kind, cta_group)
+    lanes, align = _output_lanes(inst.m, d_taddr, "D")
+    column = d_taddr & 0xFFFF
+    tmem.check_columns(column, inst.n, "tcgen05.mma writing D")
+    factor = _d_factor(accumulate, scale_d)
+    with np.errstate(all="ignore"):  # NaN, infinity and overflow are values here
+        a_by_k = _operand_a(inst, a, smem, tmem, a_in_tmem, align)
+        b_by_k = smem_operand(smem, b_desc, inst.n, inst.b_mn_major, inst.b_dtype, "B")
+        # Tensor Memory is column-major, so the product is formed as D^T: (N, M).
+        product = np.matmul(b_by_k.T, a_by_k, out=_scratch(inst.n, inst.m))
+        if inst.a_negate != inst.b_negate:
+            np.negative(product, out=product)
+        d_cells = _d_cells(tmem, column, inst, align)
+        product = product.reshape(d_cells.shape)
+        if accumulate:
+            tmem.check_written(column, inst.n, lanes, "tcgen05.mma reading D")
+            _accumulate(product, d_cells, inst.d_dtype, factor)
+        if disable_output_lane is not None and any(disable_output_lane):
+            keep, lanes = _enabled_lanes(d_cells.shape, lanes, disable_output_lane, align)
+            d_cells[:, keep] = _rounded(product, inst.d_dtype)[:, keep]
+        elif inst.d_dtype == "float32":
+            np.copyto(d_cells.view(np.float32), product, casting="same_kind")
+        else:
+            d_cells[...] = _rounded(product, inst.d_dtype)
+    tmem.mark_written(column, inst.n, lanes)
+
+
+@lru_cache(maxsize=64)
+def _scratch(n: int, m: int) -> NDArray[np.float64]:
+    """A buffer for one product; its contents live no longer than one `mma`."""
+    return np.empty((n, m), np.float64)
+
+
+def _output_lanes(m: int, taddr: int, name: str) -> tuple[NDArray[np.uint32], int]:
+    """Lanes of a TMEM operand with M rows, and the lane within each warp where its rows start."""
+    lane = taddr >> 16
+    if m == LANES and lane == 0:
+        return EVERY_LANE, 0
+    if m == LANES // 2 and lane in _LAYOUT_F_LANES:
+        return _LAYOUT_F_LANES[lane], lane
+    raise EmulatorFault(
+        "tmem_lane_access",
+        f"tcgen05.mma operand {name} of {m} rows at {TmemAddress.decode(taddr)}: the lane must be"
+        f" {'0' if m == LANES else '0 or 16'}",
+        address=taddr,
+        operand=name,
+    )
+
+
+def _d_factor(accumulate: bool, scale_d: int | None) -> float:
+    if not scale_d:
+        return 1.0
+    if not 0 <= scale_d <= 15 or not accumulate:
+        raise EmulatorFault(
+            "mma_bad_descriptor",
+            f"scale-input-d is {scale_d} with enable-input-d {accumulate}: it is from 0 to 15 and"
+            " scales the D that is read",
+            scale_input_d=scale_d,
+        )
+    return float(2.0**-scale_d)
+
+
+def _operand_a(
+    inst: InstrDescriptor,
+    a: int,
+    smem: SharedMemory,
+    tmem: TensorMemory,
+    in_tmem: bool,
+    d_align: int,
+) -> NDArray[np.float64]:
+    """A as float64[16, M]."""
+    if not in_tmem:
+        return smem_operand(smem, a, inst.m, inst.a_mn_major, inst.a_dtype, "A")
+    if inst.a_mn_major:
+        raise EmulatorFault(
+            "mma_bad_descriptor", "transpose A (bit 15) is set, but A lies in Tensor Memory"
+        )
+    lanes, align = _output_lanes(inst.m, a, "A")
+    if align != d_align:
+        raise EmulatorFault(
+            "tmem_lane_access",
+            f"tcgen05.mma with M = {inst.m}: A starts at lane {align}, D at {d_align};"
+            " both must use one lane alignment",
+            address=a,
+            operand="A",
+        )
+    column, ncols = a & 0xFFFF, inst.k // 2
+    tmem.check_columns(column, ncols, "tcgen05.mma reading operand A")
+    tmem.check_written(column, ncols, lanes, "tcgen05.mma reading operand A")
+    words = tmem.data[column : column + ncols]
+    if inst.m != LANES:
+        words = words.reshape(ncols, _WARPS, -1)[:, :, align : align + _HALF_LANES]
+        words = words.reshape(ncols, inst.m)
+    return tmem_operand(words, inst.a_dtype)
+
+
+def _d_cells(
+    tmem: TensorMemory, column: int, inst: InstrDescriptor, align: int
+) -> NDArray[np.uint32]:
+    """A view of D's cells: [N, 128], or [N, 4, 16] for M = 64."""
+    cells = tmem.data[column : column + inst.n]
+    if inst.m == LANES:
+        return cells
+    return cells.reshape(inst.n, _WARPS, -1)[:, :, align : align + _HALF_LANES]
+
+
+def _accumulate(
+    product: NDArray[np.float64], d_cells: NDArray[np.uint32], d_dtype: str, factor: float
+) -> None:
+    """product += D * factor, in place; D is read as its type."""
+    d_values: NDArray[Any]
+    if d_dtype == "float32":
+        d_values = d_cells.view(np.float32)
+    else:
+        d_values = d_cells.astype(np.uint16).view(np.float16)
+    if factor == 1.0:
+        product += d_values
+    else:
+        product += d_values.astype(np.float64) * factor
+
+
+def _rounded(values: NDArray[np.float64], dtype: str) -> NDArray[np.uint32]:
+    """Round to D's type, as cell bits; a 16-bit D lies in the low half of its cell.
+
+    The ISA leaves the upper half open; the model writes zeros.
+    """
+    if dtype == "float32":
+        return values.astype(np.float32).view(np.uint32)
+    return values.astype(np.float16).view(np.uint16).astype(np.uint32)
+
+
+def _enabled_lanes(
+    shape: tuple[int, ...], lanes: NDArray[np.uint32], disabled: Sequence[int], align: int
+) -> tuple[NDArray[np.bool_], NDArray[np.uint32]]:
+    """Lanes that ``disable-output-lane`` leaves on: over D's cells of a column, and as masks."""
+    if len(disabled) != _WARPS:
+        raise EmulatorFault(
+            "mma_bad_descriptor",
+            f"disable-output-lane has {len(disabled)} masks; with cta_group::1 it has {_WARPS}",
+        )
+    enabled = lanes & ~np.array([mask & 0xFFFFFFFF for mask in disabled], np.uint32)
+    per_warp = _HALF_LANES if len(shape) == 3 else LANES // _WARPS
+    bits = enabled[:, None] >> np.arange(align, align + per_warp, dtype=np.uint32) & np.uint32(1)
+    return bits.astype(np.bool_).reshape(shape[1:]), enabled
