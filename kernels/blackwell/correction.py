@@ -19,7 +19,7 @@ from kernels.common.mask import visible_keys
 from kernels.common.plan import KernelPlan
 
 RESCALE_COLS = 16  # columns of O in registers at a time while rescaling
-OUT_COLS = 32  # and while normalising
+OUT_COLS = 16  # and while normalising
 LN2 = math.log(2.0)
 
 

@@ -106,7 +106,6 @@ class AttentionForward:
         """One tile. tma: (atom, coordinate tensor) of Q, K, V and O; sizes: see this_tile."""
         plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        tile = this_tile(plan, sizes)
         smem = cute.arch.get_dyn_smem(cutlass.Uint8, alignment=SWIZZLE_ATOM_BYTES)
         channels = Channels.create(plan, smem)
         tmem_base = smem_array(plan, smem, "tmem_base", Int32)
@@ -116,13 +115,16 @@ class AttentionForward:
 
         if warp < Warp.CORRECTION:
             cute.arch.setmaxregister_increase(plan.softmax_registers)
-            softmax(plan, channels, tile, warp // Warp.SOFTMAX1, tmem, stats, scale_log2)
+            stage = Int32(warp >= Warp.SOFTMAX1)
+            softmax(plan, channels, this_tile(plan, sizes), stage, tmem, stats, scale_log2)
         elif warp < Warp.MMA:
             cute.arch.setmaxregister_decrease(plan.correction_registers)
+            tile = this_tile(plan, sizes)
             correction(plan, channels, tile, Output(tmem, sO, lse), stats, scale_log2)
             free_tmem_barrier(plan)
         else:
             cute.arch.setmaxregister_decrease(plan.other_registers)
+            tile = this_tile(plan, sizes)
             if warp == Warp.MMA:
                 qk, pv = operands(plan, tmem, sQ, sK, sV)
                 mma(plan, channels, tile, qk, pv)

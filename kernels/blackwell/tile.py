@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Uint32
 from cutlass.cute.nvgpu import cpasync
 
 from kernels.common.mask import visible_keys
@@ -32,7 +32,7 @@ def key_blocks(
     """Key blocks that the last row of a tile sees; no other row sees more."""
     last_row = min((m_tile + 1) * plan.tile_q, seqlen_q) - 1
     keys = visible_keys(last_row, seqlen_q, seqlen_k, plan.causal)
-    return (keys + plan.tile_n - 1) // plan.tile_n
+    return Int32(Uint32(keys + plan.tile_n - 1) // plan.tile_n)
 
 
 @cute.jit
@@ -41,7 +41,7 @@ def unmasked_blocks(
 ) -> Int32:
     """Key blocks, from the left, that every row from ``first_row`` on sees whole."""
     keys = visible_keys(first_row, tile.seqlen_q, tile.seqlen_k, plan.causal)
-    return min(keys // plan.tile_n, tile.blocks)
+    return min(Int32(Uint32(keys) // plan.tile_n), tile.blocks)
 
 
 @dataclass(frozen=True)
