@@ -214,7 +214,7 @@ def parse_gpu(entry: Mapping[str, Any], where: str, *, builtin: bool = False) ->
         raise RooflineError(f"{where}: {unknown[0]}: unknown field; known are {', '.join(FIELDS)}")
     if "name" not in entry:
         raise RooflineError(f"{where}: name: missing; give the GPU a name")
-    base = find_gpu(entry["base"]) if "base" in entry else None
+    base = _base(entry["base"], where) if "base" in entry else None
     if "arch" not in entry and base is None:
         raise RooflineError(f'{where}: arch: missing; add arch = "sm_100a" or base = "b200"')
     arch = str(entry.get("arch", base.arch if base else ""))
@@ -232,6 +232,12 @@ def parse_gpu(entry: Mapping[str, Any], where: str, *, builtin: bool = False) ->
     ordered = {field: quantities[field] for field in FIELDS if field in quantities}
     title = str(entry.get("title", entry["name"]))
     return Gpu(entry["name"], title, arch, MappingProxyType(ordered))
+
+
+def _base(name: str, where: str) -> Gpu:
+    if name not in GPU_NAMES:
+        raise RooflineError(f"{where}: base: {name!r} is none of {', '.join(GPU_NAMES)}")
+    return _builtin(name)
 
 
 def _inherited(quantity: Quantity, base: str) -> Quantity:

@@ -79,7 +79,7 @@ class Problem:
         d, dv = tile.head_dim, tile.head_dim_v
         per_pair = 2 * (d + dv) if tile.direction == "forward" else 2 * (3 * d + 2 * dv)
         pairs = self.seqlen * self.seqlen_k * self.visible_share
-        return per_pair * pairs * self.heads * self.batch
+        return Fraction(per_pair * pairs * self.heads * self.batch)
 
 
 def visible_share(value: float) -> Fraction:
@@ -108,7 +108,7 @@ class Bounds:
         return sum(length * count for length, count in self.work.items()) * self._ctas
 
     @property
-    def sm_cycles(self) -> Fraction:
+    def sm_cycles(self) -> int:
         """Cycles until the last SM is done, longest work first, at the tile's published budget."""
         clusters = max(1, int(self.budget.tile.gpu["sms"].value) // self._ctas)
         return makespan(self.work, clusters) * self.budget.cycles
@@ -150,7 +150,7 @@ class Bounds:
     def occupancy(self) -> float:
         """Share of the SM cycles spent on tiles: 1 less the waste of the last wave."""
         sms = int(self.budget.tile.gpu["sms"].value)
-        return float(self.tiles * self.budget.cycles / (self.sm_cycles * sms))
+        return self.tiles * self.budget.cycles / (self.sm_cycles * sms)
 
     @property
     def _ctas(self) -> int:
@@ -173,7 +173,7 @@ class Bounds:
             "flops": int(p.flops(self.budget.tile)),
             "tiles": self.tiles,
             "occupancy": round(self.occupancy, 4),
-            "sm_cycles": int(self.sm_cycles),
+            "sm_cycles": self.sm_cycles,
             "sm_us": round(self.sm_seconds * 1e6, 3),
             "l2_bytes": self.l2_bytes,
             "l2_us": round(self.l2_seconds * 1e6, 3),

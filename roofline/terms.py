@@ -6,9 +6,9 @@ Two countings stand beside each other:
   10). Forward operands are counted in whole 128-row blocks, which charges a full block for a tile
   narrower than 128 keys or a value head narrower than 128.
 * *exact*: what the MMAs that must be issued read and take. An MMA's rows are padded to what the
-  tensor core runs at full rate, its reduction to the format's K step, and its B operand is read
-  once for each block of rows. It is below the published form where that over-counts, and above it
-  where a block of keys or queries is read more than once.
+  tensor core runs at full rate, its reduction to the format's K step; B is read once for each 128
+  rows, A once for each 256 columns, the widest MMA. It is below the published form where that
+  over-counts, and above it where a block of keys or queries is read more than once.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fractions import Fraction
 from roofline.tile import Tile
 
 BLOCK = 128  # rows of the paper's MMA block, M of one tcgen05.mma per SM
+MMA_COLUMNS = 256  # the widest N of tcgen05.mma and wgmma (PTX ISA 9.1 section 9.7.16.2)
 ACCUMULATOR_BYTES = 4  # dQ is accumulated in fp32
 #: Passes over half a dS tile that the two-CTA backward adds to the SMEM port. The paper gives only
 #: the sum at 128x128x128 (Table 3: 384 cycles); three passes of 16384 B reproduce it. A fit.
@@ -140,7 +141,7 @@ def smem_exact(tile: Tile) -> tuple[Term, ...]:
     for product in matmuls(tile):
         rows = round_up(product.rows, 64)
         depth = round_up(product.depth, tile.format.mma_k)
-        a = rows * depth if product.a_in_smem else 0
+        a = ceil_div(product.cols, MMA_COLUMNS) * rows * depth if product.a_in_smem else 0
         b = ceil_div(product.rows, BLOCK) * Fraction(product.cols * depth, tile.ctas)
         terms.append(Term(f"operands of {product.name}", _read(tile, a + b)))
     if tile.direction == "backward":
@@ -156,7 +157,7 @@ def smem_wgmma(tile: Tile) -> tuple[Term, ...] | None:
     for product in matmuls(tile):
         depth = round_up(product.depth, tile.format.mma_k)
         blocks = ceil_div(product.rows, 64)
-        a = blocks * 64 * depth if product.a_in_smem else 0
+        a = ceil_div(product.cols, MMA_COLUMNS) * blocks * 64 * depth if product.a_in_smem else 0
         terms.append(
             Term(f"operands of {product.name}", _read(tile, a + blocks * product.cols * depth))
         )

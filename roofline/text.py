@@ -108,7 +108,7 @@ def problem_text(bounds: Bounds) -> str:
     """The whole problem: time, traffic and what materialised attention would move."""
     p = bounds.problem
     heads = f"{p.heads} heads" if p.heads == p.kv_heads else f"{p.heads}/{p.kv_heads} heads"
-    lengths = f"{p.seqlen_q} queries x {p.seqlen_k} keys"
+    lengths = f"{p.seqlen} queries x {p.seqlen_k} keys"
     mask = f"{float(p.visible_share):.1%} of the pairs visible"
     rows: list[list[object]] = [
         [f"SMs, {bounds.occupancy:.0%} busy", None, _us(bounds.sm_seconds)],
