@@ -56,13 +56,8 @@ def emulate(
     wrong `fn` or arguments, UnsupportedPTX and UnsupportedLaunch for what is not modelled.
     """
     model = gpu_model(gpu)
-    choices = {
-        "schedule": schedule,
-        "visibility": visibility,
-        "checks": checks,
-        "profile": profile,
-        "processes": processes,
-    }
+    settings = {"schedule": schedule, "visibility": visibility, "profile": profile}
+    choices = {**settings, "checks": checks, "processes": processes}
     _check_choices(choices, seed, max_instructions)
     names = _role_names(roles)
 
@@ -85,10 +80,8 @@ def emulate(
         gpu=model,
         launches=reports,
         seed=seed,
-        schedule=schedule,
-        visibility=visibility,
-        profile=profile,
         compile_seconds=compile_seconds,
+        **settings,
     )
 
 

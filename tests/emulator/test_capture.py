@@ -262,6 +262,27 @@ def test_the_dsl_is_as_it_was_and_compiles_for_itself():
             compiled(tensor, capture._stream(None))
 
 
+@pytest.mark.gpu
+def test_a_real_launch_in_the_same_process_is_untouched():
+    major, minor = torch.cuda.get_device_capability()
+    if f"sm_{major}{minor}a" not in {"sm_90a", "sm_100a", "sm_103a"}:
+        pytest.skip(f"no model of sm_{major}{minor}")
+    host = make(1000)
+    device = [tensor.cuda() for tensor in host]
+    stream = capture._stream(torch.cuda.current_stream().cuda_stream)
+    values = [from_dlpack(t, assumed_align=16).mark_layout_dynamic() for t in device]
+    before = cute.compile(k.axpy, *values, 2.0, stream)
+    captured = capture.compile(k.axpy, *host, 2.0, gpu=f"sm_{major}{minor}a")
+    untouched = host[2].clone()
+    assert captured.launch(*host, 2.0)[0].grid == (16, 1, 1)
+    after = cute.compile(k.axpy, *values, 2.0, stream)
+    for scale, compiled in ((2.0, before), (-3.0, after)):
+        compiled(*values, scale, stream)
+        expected = device[0].double() * scale + device[1].double()
+        assert torch.equal(device[2], expected.float())  # one fma, exact in float64, rounded once
+    assert torch.equal(host[2], untouched)
+
+
 def test_a_failed_compile_leaves_nothing_behind():
     @cute.jit
     def broken(x: cute.Tensor):
