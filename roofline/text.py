@@ -38,7 +38,7 @@ def _text(value: object) -> str:
 
 
 def _is_number(text: str) -> bool:
-    return text == "-" or text.lstrip("-").replace(".", "", 1).isdecimal()
+    return text in ("", "-") or text.lstrip("-").replace(".", "", 1).isdecimal()
 
 
 def budget_text(b: Budget) -> str:
@@ -68,18 +68,18 @@ def budget_text(b: Budget) -> str:
 
 
 def _breakdown(terms: Sequence[Term]) -> list[list[object]]:
-    return [[f"  {term.name}", whole_cycles(term.cycles), None] for term in terms]
+    return [[f"  {term.name}", whole_cycles(term.cycles), ""] for term in terms]
 
 
 def _exp_rows(b: Budget) -> list[list[object]]:
     exp = b.exp_term
     rows: list[list[object]] = [
-        [f"  MUFU, {float(exp.share):.1%} emulated", whole_cycles(exp.mufu), None],
-        ["  FMA pipe, softmax and emulation", whole_cycles(exp.fma), None],
+        [f"  MUFU, {float(exp.share):.1%} emulated", whole_cycles(exp.mufu), ""],
+        ["  FMA pipe, softmax and emulation", whole_cycles(exp.fma), ""],
     ]
     if exp.balance_share:
         label = f"  balanced at {float(exp.balance_share):.1%} emulated"
-        rows.append([label, whole_cycles(exp.balance_cycles), None])
+        rows.append([label, whole_cycles(exp.balance_cycles), ""])
     return rows
 
 
@@ -111,7 +111,7 @@ def problem_text(bounds: Bounds) -> str:
     lengths = f"{p.seqlen} queries x {p.seqlen_k} keys"
     mask = f"{float(p.visible_share):.1%} of the pairs visible"
     rows: list[list[object]] = [
-        [f"SMs, {bounds.occupancy:.0%} busy", None, _us(bounds.sm_seconds)],
+        [f"SMs, {bounds.occupancy:.0%} busy", "", _us(bounds.sm_seconds)],
         ["L2 to and from the SMs", _mb(bounds.l2_bytes), _us(bounds.l2_seconds)],
         ["HBM, every tensor once", _mb(bounds.hbm_bytes), _us(bounds.hbm_seconds)],
         [
