@@ -33,6 +33,7 @@ class Segment:
     checks: tuple[str, ...] = ()  # registers that may be unwritten when read here
     marks: tuple[str, ...] = ()  # checked registers that are written here
     count: int = 0
+    converged: bool = False  # needs every live lane of the warp
 
     @property
     def first(self) -> Instr:
@@ -251,16 +252,24 @@ def place_shared(entry: Entry) -> tuple[dict[str, int], int]:
     return symbols, static_end - SHARED_WINDOW_BASE
 
 
-def decode(module: Module, entry_name: str, bind: Callable[[Program, Segment], Callable[..., Any]]) -> Program:
+def decode(
+    module: Module, entry_name: str, bind: Callable[[Program, Segment], Callable[..., Any]]
+) -> Program:
     """Cuts, analyses, places and compiles. ``bind`` makes the handler of a machine instruction and
     raises `UnsupportedPTX` for what it does not know."""
     if entry_name not in module.entries:
         raise ValueError(f"entry {entry_name!r} is not in the PTX; it has {sorted(module.entries)}")
     entry = module.entries[entry_name]
     segments = cut(entry)
-    specials = tuple(dict.fromkeys(
-        r.name for ins in entry.body for op in ins.operands for r in operand_regs(op) if isinstance(r, Special)
-    ))
+    specials = tuple(
+        dict.fromkeys(
+            r.name
+            for ins in entry.body
+            for op in ins.operands
+            for r in operand_regs(op)
+            if isinstance(r, Special)
+        )
+    )
     flow = analyse(segments, specials)
     kinds = {**entry.registers, **dict.fromkeys(specials, "b32")}
     used, groups = _crossing(segments, flow, specials)
@@ -275,7 +284,9 @@ def decode(module: Module, entry_name: str, bind: Callable[[Program, Segment], C
     return program
 
 
-def _crossing(segments: list[Segment], flow: Flow, specials: tuple[str, ...]) -> tuple[list[str], list[list[str]]]:
+def _crossing(
+    segments: list[Segment], flow: Flow, specials: tuple[str, ...]
+) -> tuple[list[str], list[list[str]]]:
     """Registers that need a place in memory, and vector operands that want consecutive rows."""
     by_bit = list(flow.bit)
     used: dict[str, None] = dict.fromkeys(specials)
@@ -334,7 +345,9 @@ def _generate(program: Program, flow: Flow) -> None:
             except (ValueError, KeyError, AssertionError, AttributeError) as error:
                 if isinstance(error, UnsupportedPTX):
                     raise
-                raise UnsupportedPTX(f"ptx:{ins.line}: {ins.text!r}: operands not modelled ({error})") from error
+                raise UnsupportedPTX(
+                    f"ptx:{ins.line}: {ins.text!r}: operands not modelled ({error})"
+                ) from error
         block.store_live(set(_names(flow.live_out[segment.index], by_bit)))
         blocks.append((block, taken))
     program.native = compile_blocks(blocks)

@@ -18,14 +18,18 @@ POISON = 0x7FA5A5A5  # a signalling NaN, so that arithmetic on it shows
 class RegisterFile:
     """Assigns places. ``groups`` are vector operands that should lie in consecutive rows."""
 
-    def __init__(self, kinds: dict[str, str], used: Iterable[str], groups: Iterable[Sequence[str]]) -> None:
+    def __init__(
+        self, kinds: dict[str, str], used: Iterable[str], groups: Iterable[Sequence[str]]
+    ) -> None:
         self._kinds = kinds
         self._rows: dict[str, int] = {}
         self._preds: dict[str, int] = {}
         self.rows = 0
         names = dict.fromkeys(used)
         for group in groups:
-            if all(name in names and name not in self._rows and kinds[name] == "b32" for name in group):
+            if all(
+                name in names and name not in self._rows and kinds[name] == "b32" for name in group
+            ):
                 for name in group:
                     self._take(name, 1)
         for name in names:

@@ -72,7 +72,9 @@ Value = V16 | V32 | V64 | VPred
 class BlockBuilder:
     """Emits the body of one block function. ``regs`` gives each register its place in memory."""
 
-    def __init__(self, name: str, regs: RegisterFile, symbols: dict[str, int], params: dict[str, int]) -> None:
+    def __init__(
+        self, name: str, regs: RegisterFile, symbols: dict[str, int], params: dict[str, int]
+    ) -> None:
         self.name = name
         self.regs = regs
         self.symbols = symbols  # shared variables -> shared-window address
@@ -138,7 +140,9 @@ class BlockBuilder:
                 old = self.t(f"load i32, ptr {address}, align 4")
                 flip = self.t(f"xor i32 {new}, {old}")
                 flip = self.t(f"and i32 {flip}, %mask")
-                self.lines.append(f"  store i32 {self.t(f'xor i32 {old}, {flip}')}, ptr {address}, align 4")
+                self.lines.append(
+                    f"  store i32 {self.t(f'xor i32 {old}, {flip}')}, ptr {address}, align 4"
+                )
             elif isinstance(value, V16):
                 self._store_masked(I16, "v32i16", value.i, offset)
             elif isinstance(value, V32):
@@ -252,8 +256,10 @@ class BlockBuilder:
     def _imm_bits(self, op: Imm, bits: int) -> int:
         if not op.is_float or op.bits == bits:
             return op.value
-        as_double = struct.unpack("<d", struct.pack("<Q", op.value))[0] if op.bits == 64 else (
-            struct.unpack("<f", struct.pack("<I", op.value))[0]
+        as_double = (
+            struct.unpack("<d", struct.pack("<Q", op.value))[0]
+            if op.bits == 64
+            else (struct.unpack("<f", struct.pack("<I", op.value))[0])
         )
         fmt = ("<f", "<I") if bits == 32 else ("<d", "<Q")
         return int(struct.unpack(fmt[1], struct.pack(fmt[0], as_double))[0])

@@ -150,4 +150,3 @@ def from_16(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
         half = b.t(f"bitcast {I16} {bits} to <32 x half>")
         out = b.t(f"fpext <32 x half> {half} to {F32}")
     b.set_f32(d, out)
-

@@ -89,7 +89,9 @@ def binary(b: BlockBuilder, op: str, rounding: str, x: str, y: str) -> str:
         return stepped
     # An exact zero sum of non-zero or unlike-signed operands is -0 when rounding down (IEEE 754 6.3).
     zero = b.t(f"fcmp oeq {F32} {stepped}, {_ZERO}")
-    either = b.t(f"or {I32} {b.t(f'bitcast {F32} {x} to {I32}')}, {b.t(f'bitcast {F32} {y} to {I32}')}")
+    either = b.t(
+        f"or {I32} {b.t(f'bitcast {F32} {x} to {I32}')}, {b.t(f'bitcast {F32} {y} to {I32}')}"
+    )
     exact_zero = b.t(f"fcmp oeq {F32} {x}, {b.t(f'fneg {F32} {y}')}")
     zero = b.t(f"and {I1} {zero}, {exact_zero}")
     any_negative = b.t(f"icmp slt {I32} {either}, {_ZERO}")
@@ -189,10 +191,21 @@ def neg_abs(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
         b.set_f32(d, b.call(F32, "llvm.fabs.v32f32", (F32, value)))
 
 
-_FCMP = {"equ": "ueq", "neu": "une", "ltu": "ult", "leu": "ule", "gtu": "ugt", "geu": "uge", "num": "ord", "nan": "uno"}
+_FCMP = {
+    "equ": "ueq",
+    "neu": "une",
+    "ltu": "ult",
+    "leu": "ule",
+    "gtu": "ugt",
+    "geu": "uge",
+    "num": "ord",
+    "nan": "uno",
+}
 
 
-@native(r"setp\.(eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan)(?:\.(and|or|xor))?(\.ftz)?\.f(32|64)")
+@native(
+    r"setp\.(eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan)(?:\.(and|or|xor))?(\.ftz)?\.f(32|64)"
+)
 def setp(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     cmp = _FCMP.get(m[1], "o" + m[1])
     x, y = ins.operands[1:3]
@@ -297,12 +310,14 @@ def testp(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     bits = b.t(f"and {I32} {b.i32(x)}, {splat_i(32, 0x7FFFFFFF)}")
     inf, tiny = splat_i(32, 0x7F800000), splat_i(32, 0x00800000)
     tests = {
-        "finite": [("ult", inf)], "infinite": [("eq", inf)], "notanumber": [("ugt", inf)],
-        "number": [("ule", inf)], "normal": [("ult", inf), ("uge", tiny)],
+        "finite": [("ult", inf)],
+        "infinite": [("eq", inf)],
+        "notanumber": [("ugt", inf)],
+        "number": [("ule", inf)],
+        "normal": [("ult", inf), ("uge", tiny)],
         "subnormal": [("ult", tiny), ("ne", _ZERO)],
     }[m[1]]
     out = splat_i(1, 1)
     for cmp, bound in tests:
         out = b.t(f"and {I1} {out}, {b.t(f'icmp {cmp} {I32} {bits}, {bound}')}")
     b.set_p(d, out)
-

@@ -273,7 +273,18 @@ def _value(b: BlockBuilder, op: Operand) -> object:
     return b.value(op.name) if isinstance(op, Reg) else None
 
 
-_ICMP = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
+_ICMP = {
+    "eq": "eq",
+    "ne": "ne",
+    "lt": "lt",
+    "le": "le",
+    "gt": "gt",
+    "ge": "ge",
+    "lo": "lt",
+    "ls": "le",
+    "hi": "gt",
+    "hs": "ge",
+}
 
 
 @native(r"setp\.(eq|ne|lt|le|gt|ge|lo|ls|hi|hs)(?:\.(and|or|xor))?\.([bus])(16|32|64)")
@@ -398,5 +409,3 @@ def ld_param(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
         all_ = b.t(f"shufflevector {ty} {one}, {ty} poison, {I32} zeroinitializer")
         if not isinstance(target, Sink):
             put(b, str(width), target, all_)
-
-

@@ -16,7 +16,9 @@ import llvmlite.binding as llvm
 
 from .builder import I1, BlockBuilder
 
-BlockFunction = Callable[[int, int, int], int]  # (registers, active lanes, parameters) -> taken lanes
+BlockFunction = Callable[
+    [int, int, int], int
+]  # (registers, active lanes, parameters) -> taken lanes
 _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p)
 _lock = threading.Lock()
 _machine: Any = None
@@ -30,7 +32,7 @@ def _target_machine() -> Any:
         target = llvm.Target.from_default_triple()
         features = llvm.get_host_cpu_features().flatten()
         _machine = target.create_target_machine(
-            cpu=llvm.get_host_cpu_name(), features=features, opt=1, codemodel="jitdefault", jit=True
+            cpu=llvm.get_host_cpu_name(), features=features, opt=0, codemodel="jitdefault", jit=True
         )
     return _machine
 
@@ -63,7 +65,9 @@ def function_text(block: BlockBuilder, taken: str | None) -> str:
 def compile_blocks(blocks: list[tuple[BlockBuilder, str | None]]) -> NativeModule:
     """Compiles all blocks of a kernel as one module."""
     declares = sorted(set().union(*(block.intrinsics for block, _ in blocks))) if blocks else []
-    attributes = 'attributes #0 = { nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512" }'
+    attributes = (
+        'attributes #0 = { nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512" }'
+    )
     text = "\n".join([*declares, *(function_text(*item) for item in blocks), attributes])
     with _lock:
         machine = _target_machine()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 
 from ..ptx.ast import Instr
 from .builder import BlockBuilder
@@ -27,7 +27,7 @@ def native(pattern: str) -> Callable[[Emitter], Emitter]:
     return register
 
 
-@lru_cache(maxsize=None)
+@cache
 def find(op: str) -> tuple[Emitter, re.Match[str]] | None:
     """The emitter of an opcode, or None where the machine executes it (or nobody does)."""
     for pattern, emit in _PATTERNS:

@@ -283,7 +283,9 @@ class _Parser:
         for instr in self.entry.body:
             for operand in instr.operands:
                 if isinstance(operand, Label) and operand.name not in known:
-                    raise PTXSyntaxError(f"ptx:{instr.line}: branch to unknown label {operand.name!r}")
+                    raise PTXSyntaxError(
+                        f"ptx:{instr.line}: branch to unknown label {operand.name!r}"
+                    )
 
     def directive(self, pos: int, raw: str) -> None:
         if m := _RE_LOC.match(raw):
@@ -330,7 +332,11 @@ class _Parser:
                     assert self.entry is not None
                     self.entry.registers[unique] = kind
                     return Reg(unique, kind, negated)
-                m = re.match(rf"^({re.escape(prefix)}\d+?)(\d+)$", name) if len(number) > 1 else None
+                m = (
+                    re.match(rf"^({re.escape(prefix)}\d+?)(\d+)$", name)
+                    if len(number) > 1
+                    else None
+                )
         return None
 
     # -- instructions ---------------------------------------------------------------------------

@@ -1,0 +1,122 @@
+"""ld and st on shared and global memory (PTX ISA 9.1 sections 9.7.9.8 to 9.7.9.11)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..ptx.ast import Imm, Reg, Vec
+from .table import FULL, LANES, Binding, Handler, machine
+
+if TYPE_CHECKING:
+    from ..state import Warp
+
+_HINTS = r"(?:\.(?:volatile|relaxed\.(?:cta|cluster|gpu|sys)|weak|nc|ca|cg|cs|lu|cv|wb|wt|L1::\w+|L2::\w+))*"
+_ACQUIRE = r"(?:\.(?:acquire|release)\.(?:cta|cluster|gpu|sys))?"
+
+
+def _shape(b: Binding) -> tuple[int, int, str]:
+    """(elements, bytes each, type letter)."""
+    count = int((b.match["vec"] or "v1")[1:])
+    return count, int(b.match["bits"]) // 8, b.match["kind"]
+
+
+def _pattern(op: str) -> str:
+    return (
+        rf"{op}{_ACQUIRE}{_HINTS}(?:\.(?P<space>shared|shared::cta|global))?{_HINTS}"
+        r"(?:\.(?P<vec>v2|v4|v8))?\.(?P<kind>[busf])(?P<bits>8|16|32|64)"
+    )
+
+
+@machine(_pattern("ld"))
+def load(b: Binding) -> Handler:
+    count, nbytes, kind = _shape(b)
+    target, source = b.ins.operands[:2]
+    items = target.items if isinstance(target, Vec) else (target,)
+    if len(items) != count:
+        raise b.unsupported(f"{len(items)} destinations for a vector of {count}")
+    address = b.addresses(source)
+    shared = (b.match["space"] or "").startswith("shared")
+    writers = [_element_writer(b, item, nbytes, kind) for item in items]
+    total = count * nbytes
+
+    def run(w: Warp, mask: int) -> None:
+        addrs = address(w)
+        if mask != FULL:
+            addrs = addrs[LANES[mask]]
+        memory = w.cta.smem if shared else w.cta.gmem
+        data = memory.load(addrs, total)
+        for k, write in enumerate(writers):
+            write(w, mask, data[:, k * nbytes : (k + 1) * nbytes])
+
+    return run
+
+
+def _element_writer(b: Binding, op: object, nbytes: int, kind: str):  # type: ignore[no-untyped-def]
+    """Writes one vector element; narrower values are extended to the register (PTX ISA table 28)."""
+    if not isinstance(op, Reg):
+        raise b.unsupported(f"destination {op} is not a register")
+    width = int(op.kind[1:]) // 8
+    if width < nbytes:
+        raise b.unsupported(f"a .{op.kind} register cannot hold {nbytes} bytes")
+    row = b.row(op, op.kind)
+    narrow = np.dtype(f"{'i' if kind == 's' else 'u'}{nbytes}")
+
+    def write(w: Warp, mask: int, data: np.ndarray) -> None:
+        values = np.ascontiguousarray(data).view(narrow).reshape(-1)
+        lanes = slice(None) if mask == FULL else LANES[mask]
+        if width == 2:
+            w.r16[row, :32][lanes] = values.astype(np.uint16)
+        elif width == 4:
+            w.r32[row, lanes] = values if nbytes == 4 else values.astype(np.uint32)
+        else:
+            wide = values.astype(np.uint64)
+            w.r32[row, lanes] = wide.astype(np.uint32)
+            w.r32[row + 1, lanes] = (wide >> np.uint64(32)).astype(np.uint32)
+
+    return write
+
+
+@machine(_pattern("st"))
+def store(b: Binding) -> Handler:
+    count, nbytes, _ = _shape(b)
+    target, source = b.ins.operands[:2]
+    items = source.items if isinstance(source, Vec) else (source,)
+    if len(items) != count:
+        raise b.unsupported(f"{len(items)} sources for a vector of {count}")
+    address = b.addresses(target)
+    shared = (b.match["space"] or "").startswith("shared")
+    readers = [_element_reader(b, item, nbytes) for item in items]
+    rows = b.vector_rows(source) if nbytes == 4 and all(isinstance(i, Reg) for i in items) else None
+
+    def run(w: Warp, mask: int) -> None:
+        addrs = address(w)
+        lanes = None if mask == FULL else LANES[mask]
+        if rows is not None:
+            values = w.r32[rows].T
+        else:
+            values = np.stack([read(w) for read in readers], axis=1)
+        if lanes is not None:
+            addrs, values = addrs[lanes], values[lanes]
+        data = np.ascontiguousarray(values).view(np.uint8)
+        (w.cta.smem if shared else w.cta.gmem).store(addrs, data)
+        w.cta.machine.events += 1
+
+    return run
+
+
+def _element_reader(b: Binding, op: object, nbytes: int):  # type: ignore[no-untyped-def]
+    dtype = np.dtype(f"u{nbytes}")
+    if isinstance(op, Imm):
+        constant = np.full(32, op.value & (1 << 8 * nbytes) - 1, dtype)
+        return lambda w: constant
+    if not isinstance(op, Reg):
+        raise b.unsupported(f"source {op} is not a register")
+    row = b.row(op, op.kind)
+    if op.kind == "b16":
+        return lambda w: w.r16[row, :32].astype(dtype)
+    if op.kind == "b32":
+        return lambda w: w.r32[row].astype(dtype)
+    wide = b.lanes64(op)
+    return lambda w: wide(w).astype(dtype)

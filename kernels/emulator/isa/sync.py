@@ -1,0 +1,266 @@
+"""Barriers, fences, register reallocation, and the end of a thread (PTX ISA 9.1 section 9.7.13, 9.7.12)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..findings import EmulatorFault
+from ..ptx.ast import Imm, Instr, Label, Reg, Sink
+from .table import FULL, LANES, Binding, Handler, Wait, first_lane, machine
+
+if TYPE_CHECKING:
+    from ..program import Program
+    from ..state import Warp
+
+_SPACE = r"\.shared(?:::cta|::cluster)?"
+_ORDER = r"(?:\.(?:release|relaxed|acquire)\.(?:cta|cluster))?"
+
+
+# -- threads -------------------------------------------------------------------------------------
+
+
+@machine(r"ret|exit")
+def leave(b: Binding) -> Handler:
+    def run(w: Warp, mask: int) -> None:
+        w.exit_lanes(mask)
+
+    return run
+
+
+@machine(r"trap")
+def trap(b: Binding) -> Handler:
+    def run(w: Warp, mask: int) -> None:
+        raise EmulatorFault("trap", "the kernel executed trap")
+
+    return run
+
+
+@machine(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32", converged=True)
+def setmaxnreg(b: Binding) -> Handler:
+    count = b.ins.operands[0]
+    if not isinstance(count, Imm):
+        raise b.unsupported("the register count must be an immediate")
+    if not 24 <= count.value <= 256 or count.value % 8:
+        raise b.unsupported(f"{count.value} registers: it must be a multiple of 8 from 24 to 256")
+    grow, value = b.match[1] == "inc", count.value
+
+    def run(w: Warp, mask: int) -> None:
+        before = w.max_registers
+        if before is not None and (value < before if grow else value > before):
+            raise EmulatorFault(
+                "setmaxnreg_direction",
+                f"setmaxnreg.{b.match[1]} to {value} registers, but the warp has {before}",
+                registers=value,
+                before=before,
+            )
+        w.max_registers = value
+
+    return run
+
+
+@machine(
+    r"fence\.proxy\.async(?:\.(?:shared::cta|shared::cluster|global))?|fence\.mbarrier_init\.release\.cluster|"
+    r"fence\.(?:sc|acq_rel)\.(?:cta|cluster|gpu|sys)|membar\.(?:cta|gl|sys)|"
+    r"griddepcontrol\.(?:wait|launch_dependents)|nanosleep\.u32|"
+    r"prefetch(?:\.param)?\.tensormap|prefetch\.global\.L[12](?:::\w+)?"
+)
+def ordering(b: Binding) -> Handler:
+    """With eager visibility every effect is visible when it is issued, so these only pass by."""
+    return lambda w, mask: None
+
+
+# -- named barriers ----------------------------------------------------------------------------
+
+
+@machine(r"(?:bar|barrier)(?:\.cta)?\.(sync|arrive)(\.aligned)?", converged=True)
+def named_barrier(b: Binding) -> Handler:
+    """The count is in threads; a warp arrives as a whole (PTX ISA 9.1 section 9.7.13.1)."""
+    number = b.scalar(b.ins.operands[0])
+    threads = b.scalar(b.ins.operands[1]) if len(b.ins.operands) > 1 else None
+    if b.match[1] == "arrive" and threads is None:
+        raise b.unsupported("bar.arrive needs a thread count")
+    waits = b.match[1] == "sync"
+
+    def run(w: Warp, mask: int) -> Wait | None:
+        lane = first_lane(mask)
+        index = number(w, lane)
+        expected = threads(w, lane) if threads is not None else w.cta.threads_rounded
+        if w.cta.named.arrive(w, index, expected, waits):
+            return None
+        if not waits:
+            return None
+        return Wait(
+            ("bar", index), f"barrier {index}", retry=False, detail=(("barrier", f"named {index}"),)
+        )
+
+    return run
+
+
+# -- mbarriers -----------------------------------------------------------------------------------
+
+
+def _by_address(w: Warp, mask: int, addresses: np.ndarray) -> list[tuple[int, int]]:
+    """(address, lane mask) groups; one group in nearly every kernel."""
+    lanes = LANES[mask]
+    first = int(addresses[lanes[0]])
+    if (addresses[lanes] == first).all():
+        return [(first, mask)]
+    groups: dict[int, int] = {}
+    for lane in lanes:
+        at = int(addresses[lane])
+        groups[at] = groups.get(at, 0) | 1 << int(lane)
+    return list(groups.items())
+
+
+@machine(rf"mbarrier\.init{_SPACE}\.b64")
+def mbarrier_init(b: Binding) -> Handler:
+    address, count = b.addresses(b.ins.operands[0]), b.scalar(b.ins.operands[1])
+
+    def run(w: Warp, mask: int) -> None:
+        for at, lanes in _by_address(w, mask, address(w)):
+            for _ in range(lanes.bit_count()):
+                w.cta.mbarriers.init(at, count(w, first_lane(lanes)))
+
+    return run
+
+
+@machine(rf"mbarrier\.inval{_SPACE}\.b64")
+def mbarrier_inval(b: Binding) -> Handler:
+    address = b.addresses(b.ins.operands[0])
+
+    def run(w: Warp, mask: int) -> None:
+        for at, _ in _by_address(w, mask, address(w)):
+            w.cta.mbarriers.inval(at)
+
+    return run
+
+
+@machine(rf"mbarrier\.arrive(\.noComplete)?{_ORDER}{_SPACE}\.b64")
+def mbarrier_arrive(b: Binding) -> Handler:
+    operands = list(b.ins.operands)
+    state = operands.pop(0) if isinstance(operands[0], Reg | Sink) else Sink()
+    address = b.addresses(operands[0])
+    count = b.scalar(operands[1]) if len(operands) > 1 else (lambda w, lane: 1)
+    put, no_complete = _put64(b, state), bool(b.match[1])
+
+    def run(w: Warp, mask: int) -> None:
+        for at, lanes in _by_address(w, mask, address(w)):
+            total = (
+                sum(count(w, int(lane)) for lane in LANES[lanes])
+                if len(operands) > 1
+                else lanes.bit_count()
+            )
+            put(w, lanes, w.cta.mbarriers.arrive(at, total, who=w.name, no_complete=no_complete))
+        w.cta.machine.events += 1
+
+    return run
+
+
+@machine(rf"mbarrier\.arrive\.expect_tx{_ORDER}{_SPACE}\.b64")
+def mbarrier_arrive_expect_tx(b: Binding) -> Handler:
+    operands = list(b.ins.operands)
+    state = operands.pop(0) if isinstance(operands[0], Reg | Sink) else Sink()
+    address, nbytes, put = b.addresses(operands[0]), b.scalar(operands[1]), _put64(b, state)
+
+    def run(w: Warp, mask: int) -> None:
+        at_lane = address(w)
+        for lane in LANES[mask]:
+            token = w.cta.mbarriers.arrive_expect_tx(
+                int(at_lane[lane]), nbytes(w, int(lane)), who=w.name
+            )
+            put(w, 1 << int(lane), token)
+        w.cta.machine.events += 1
+
+    return run
+
+
+@machine(rf"mbarrier\.(expect|complete)_tx{_ORDER}{_SPACE}\.b64")
+def mbarrier_tx(b: Binding) -> Handler:
+    address, nbytes = b.addresses(b.ins.operands[0]), b.scalar(b.ins.operands[1])
+    expects = b.match[1] == "expect"
+
+    def run(w: Warp, mask: int) -> None:
+        at_lane = address(w)
+        for lane in LANES[mask]:
+            act = w.cta.mbarriers.expect_tx if expects else w.cta.mbarriers.complete_tx
+            act(int(at_lane[lane]), nbytes(w, int(lane)), who=w.name)
+        w.cta.machine.events += 1
+
+    return run
+
+
+def _put64(b: Binding, op: object):  # type: ignore[no-untyped-def]
+    """Writer f(warp, mask, value) of a 64-bit destination."""
+    if isinstance(op, Sink):
+        return lambda w, mask, value: None
+    row = b.row(op, "b64")  # type: ignore[arg-type]
+
+    def put(w: Warp, mask: int, value: int) -> None:
+        lanes = LANES[mask]
+        w.r32[row, lanes] = value & FULL
+        w.r32[row + 1, lanes] = value >> 32 & FULL
+
+    return put
+
+
+@machine(rf"mbarrier\.(try|test)_wait(\.parity)?{_ORDER}{_SPACE}\.b64")
+def mbarrier_wait(b: Binding) -> Handler:
+    """Blocks until the phase completes, as a suspended try_wait may; one that its code does not
+    repeat in a loop is *soft*: when nothing else can run it reports failure instead."""
+    put = b.put_predicate(b.ins.operands[0])
+    address, phase = b.addresses(b.ins.operands[1]), b.scalar(b.ins.operands[2])
+    by_parity, soft = bool(b.match[2]), not spins(b.program, b.index, b.ins)
+
+    def run(w: Warp, mask: int) -> Wait | None:
+        unit = w.cta.mbarriers
+        done, pending = 0, None
+        for at, lanes in _by_address(w, mask, address(w)):
+            value = phase(w, first_lane(lanes))
+            if unit.try_parity(at, value & 1) if by_parity else unit.try_phase(at, value):
+                done |= lanes
+            else:
+                pending = (at, value)
+        if pending is None:
+            put(w, mask, mask)
+            return None
+        if w.timed_out:
+            w.timed_out = False
+            put(w, mask, done)
+            return None
+        at, value = pending
+        what = f"parity {value & 1}" if by_parity else f"phase token {value}"
+        detail = (("barrier", f"mbarrier {at:#x}"), ("address", at), ("waits_for", what))
+        return Wait(("mbar", at), f"mbarrier {at:#x} {what}", soft=soft, detail=detail)
+
+    return run
+
+
+def spins(program: Program, index: int, ins: Instr) -> bool:
+    """Whether failure leads straight back to the same instruction: only branches and moves between."""
+    flag = ins.operands[0]
+    if not isinstance(flag, Reg):
+        return False
+    body = program.entry.body
+    at = body.index(ins) + 1
+    for _ in range(8):
+        if at >= len(body):
+            return False
+        here = body[at]
+        if here is ins:
+            return True
+        if here.op in ("bra", "bra.uni"):
+            taken = here.guard is None
+            if here.guard is not None:
+                if here.guard.name != flag.name:
+                    return False
+                taken = here.guard.negated  # the flag is false
+            label = here.operands[0]
+            assert isinstance(label, Label)
+            at = program.entry.labels[label.name] if taken else at + 1
+        elif here.op.startswith("mov."):
+            at += 1
+        else:
+            return False
+    return False

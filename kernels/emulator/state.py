@@ -1,0 +1,166 @@
+"""What a running CTA consists of: warps, their fragments, named barriers, memories.
+
+Lanes of a warp may part at a branch. A *fragment* is a set of lanes with one program counter; of the
+fragments that can run, the one with the lowest counter goes first, and fragments that meet merge.
+That is reconvergence at the join for the code that compilers lay out, and a fragment that blocks
+never holds up another (independent thread scheduling since sm_70).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .findings import EmulatorFault
+from .isa.table import Wait
+from .memory import GlobalMemory, SharedMemory, TensorMemory
+from .registers import WarpRegisters
+from .sync import MbarrierUnit
+
+if TYPE_CHECKING:
+    from .machine import Machine
+    from .program import Program
+
+NAMED_BARRIERS = 16  # PTX ISA 9.1 section 9.7.13.1
+
+
+@dataclass(slots=True, eq=False)
+class Fragment:
+    """Lanes that execute together: ``mask``, program counter, and what they wait for."""
+
+    mask: int
+    pc: int
+    wait: Wait | None = None
+
+
+class Warp:
+    """One warp: registers and fragments. ``alive``: lanes that have not returned."""
+
+    __slots__ = (
+        "alive",
+        "cta",
+        "fragments",
+        "i32",
+        "index",
+        "max_registers",
+        "name",
+        "preds",
+        "queued",
+        "r16",
+        "r32",
+        "registers",
+        "timed_out",
+        "unwritten",
+    )
+
+    def __init__(self, cta: Cta, index: int, mask: int, name: str, program: Program) -> None:
+        self.cta = cta
+        self.index = index
+        self.name = name
+        self.alive = mask
+        self.fragments = [Fragment(mask, 0)]
+        self.registers = WarpRegisters(program.layout)
+        self.r32, self.i32 = self.registers.r32, self.registers.i32
+        self.r16, self.preds = self.registers.r16, self.registers.preds
+        self.max_registers: int | None = None
+        self.timed_out = False  # the soft wait that runs next may give up
+        self.queued = False
+        self.unwritten = dict.fromkeys(program.tracked, 0xFFFFFFFF)  # lanes that never wrote it
+
+    def exit_lanes(self, mask: int) -> None:
+        self.alive &= ~mask
+
+    def merge(self) -> None:
+        """Fragments that wait for nothing, or for each other, and stand at one place become one."""
+        by_pc: dict[int, Fragment] = {}
+        for fragment in self.fragments:
+            if fragment.wait is not None and fragment.wait.key[0] != "converge":
+                continue
+            other = by_pc.get(fragment.pc)
+            if other is None:
+                by_pc[fragment.pc] = fragment
+            else:
+                other.mask |= fragment.mask
+                other.wait = None
+                fragment.mask = 0
+        self.fragments = [f for f in self.fragments if f.mask & self.alive]
+
+    def wake_converging(self) -> None:
+        """Lanes returned: who waits for the whole warp may have it now."""
+        for fragment in self.fragments:
+            if fragment.wait is not None and fragment.wait.key[0] == "converge":
+                fragment.wait = None
+
+
+@dataclass(slots=True)
+class _Barrier:
+    expected: int
+    arrived: int = 0
+    by: list[str] = field(default_factory=list)
+
+
+class NamedBarriers:
+    """The CTA's 16 named barriers; counts are in threads."""
+
+    def __init__(self, cta: Cta) -> None:
+        self._cta = cta
+        self.open: dict[int, _Barrier] = {}
+
+    def arrive(self, warp: Warp, index: int, expected: int, waits: bool) -> bool:
+        """A warp arrives; True if that completes the barrier (waiters are then woken)."""
+        if not 0 <= index < NAMED_BARRIERS:
+            raise EmulatorFault(
+                "named_barrier_bad_id", f"barrier {index}: a CTA has 0 to 15", barrier=index
+            )
+        if expected <= 0 or expected % 32:
+            raise EmulatorFault(
+                "named_barrier_bad_count",
+                f"barrier {index} expects {expected} threads; the count must be a positive multiple of 32",
+                barrier=index,
+                expected=expected,
+            )
+        barrier = self.open.setdefault(index, _Barrier(expected))
+        if barrier.expected != expected:
+            raise EmulatorFault(
+                "named_barrier_count_mismatch",
+                f"{warp.name} arrives at barrier {index} with {expected} threads, but it is open with"
+                f" {barrier.expected} ({', '.join(barrier.by)} arrived)",
+                barrier=index,
+                expected=barrier.expected,
+                given=expected,
+            )
+        barrier.arrived += 32
+        barrier.by.append(warp.name)
+        self._cta.machine.events += 1
+        if barrier.arrived < expected:
+            return False
+        del self.open[index]
+        self._cta.machine.wake(("bar", index), self._cta)
+        return True
+
+
+class Cta:
+    """A thread block on its SM."""
+
+    def __init__(self, machine: Machine, block: tuple[int, int, int], gmem: GlobalMemory) -> None:
+        program, launch = machine.program, machine.launch
+        self.machine = machine
+        self.block = block
+        self.gmem = gmem
+        self.smem = SharedMemory(machine.smem_bytes)
+        self.tmem = TensorMemory()
+        self.mbarriers = MbarrierUnit(self.smem)
+        self.mbarriers.on_phase.append(lambda addr, phase: machine.wake(("mbar", addr), self))
+        self.named = NamedBarriers(self)
+        threads = launch.block[0] * launch.block[1] * launch.block[2]
+        self.threads_rounded = (threads + 31) // 32 * 32
+        self.waiting: dict[tuple[Any, ...], list[tuple[Warp, Fragment]]] = {}
+        self.warps = []
+        for index in range(self.threads_rounded // 32):
+            mask = (1 << min(32, threads - 32 * index)) - 1
+            name = machine.roles.get(index, f"warp {index}")
+            self.warps.append(Warp(self, index, mask, name, program))
+
+    def check_exit(self) -> None:
+        """Rules at the end of a CTA."""
+        self.tmem.check_freed()
