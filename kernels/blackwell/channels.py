@@ -8,10 +8,9 @@
                                        softmax <-stats_empty- correction
 
 Every barrier starts in phase 0. ``wait(i, parity)`` returns once the phase of that parity has
-completed; a fresh barrier counts phase "-1", of parity 1, as completed, which is how a producer gets
-through its first round of an empty buffer. Event number ``n`` of a barrier that is used once per
-event has parity ``n & 1`` for the consumer, and its producer waits for ``(n & 1) ^ 1`` of the "empty"
-side.
+completed; a fresh barrier counts phase "-1", of parity 1, as completed, which is how a producer
+gets through its first round of an empty buffer. So the consumer of event ``n`` waits for parity
+``n & 1`` of the full side, and its producer for ``(n & 1) ^ 1`` of the empty side.
 """
 
 import enum
@@ -96,7 +95,8 @@ class Channels:
     s_full[stage]        S = Q K^T is in TMEM, and every MMA issued before it is complete
     pv_ready[stage]      softmax has read S and written the head of P; correction has rescaled O
     p_tail[stage]        softmax has written the rest of P
-    stats_full[4 stage + warp]   rescale factors, at the end sum and maximum, of a warp's rows in SMEM
+    stats_full[4 stage + warp]   rescale factors of a warp's rows are in SMEM, at the end sums and
+                                 maxima
     stats_empty[4 stage + warp]  correction has read them
     o_full[stage]        O is complete in TMEM
     o_stored[stage]      normalised O is in SMEM, visible to TMA
@@ -132,9 +132,7 @@ class Channels:
 
 
 @cute.jit
-def next_slot(
-    slot: Int32, parity: Int32, slots: cutlass.Constexpr
-) -> tuple[Int32, Int32]:
+def next_slot(slot: Int32, parity: Int32, slots: cutlass.Constexpr) -> tuple[Int32, Int32]:
     """The following slot of a ring and its parity, which flips at each wrap."""
     slot += 1
     if slot == slots:

@@ -75,12 +75,8 @@ def rescale_accumulator(
     plan: cutlass.Constexpr[KernelPlan], o: cute.Tensor, row: Int32, factor: Float32
 ):
     """O[row] *= factor, in TMEM."""
-    load_atom = cute.make_copy_atom(
-        tcgen05.Ld32x32bOp(tcgen05.Repetition(RESCALE_COLS)), Float32
-    )
-    store_atom = cute.make_copy_atom(
-        tcgen05.St32x32bOp(tcgen05.Repetition(RESCALE_COLS)), Float32
-    )
+    load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(RESCALE_COLS)), Float32)
+    store_atom = cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(RESCALE_COLS)), Float32)
     for chunk in cutlass.range_constexpr(plan.head_dim_padded // RESCALE_COLS):
         columns = chunk_columns(o, RESCALE_COLS, chunk)
         load = tcgen05.make_tmem_copy(load_atom, columns)
@@ -109,18 +105,17 @@ def finish_stage(
     row: Int32,
 ):
     """Normalises O of a stage into SMEM for the store warp, and writes its LSE."""
-    first_row = tile.m_tile * plan.tile_q + stage * plan.tile_m
-    query = first_row + row
+    query = tile.m_tile * plan.tile_q + stage * plan.tile_m + row
     total, maximum = Float32(0.0), Float32(-Float32.inf)
     if tile.blocks > 0:
         channels.stats_full.wait(stage * 4 + row // 32, (tile.blocks - 1) & 1)
         total, maximum = stats[0, stage, row], stats[1, stage, row]
         channels.o_full.wait(stage, 0)
         fence_after_thread_sync()
-    # A row that sees no key is 0. One whose visible scores are all -inf has sum 0 as well, and
-    # becomes 0 * inf = NaN, as in PyTorch.
-    sees_key = visible_keys(query, tile.seqlen_q, tile.seqlen_k, plan.causal) > 0
-    normalise(plan, out, stage, row, cute.arch.rcp_approx(total), sees_key & (tile.blocks > 0))
+        sees_key = visible_keys(query, tile.seqlen_q, tile.seqlen_k, plan.causal) > 0
+        normalise(plan, out, stage, row, cute.arch.rcp_approx(total), sees_key)
+    else:
+        clear(plan, out, stage, row)
     cute.arch.fence_view_async_shared()  # generic writes, read by TMA (async proxy)
     channels.o_stored.arrive_warp(stage)
 
@@ -136,24 +131,42 @@ def normalise(
     stage: cutlass.Constexpr,
     row: Int32,
     factor: Float32,
-    has_value: Boolean,
+    sees_key: Boolean,
 ):
-    """SMEM row of the stage := O[row] * factor in 16 bit, or 0 where it has no value."""
+    """SMEM row of the stage := O[row] * factor in 16 bit, or 0 for a row that sees no key.
+
+    A row whose visible scores are all -inf has sum 0 too, but becomes 0 * inf = NaN as in PyTorch.
+    """
     atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(OUT_COLS)), Float32)
-    smem, o = out.smem[None, None, stage], stage_matrix(plan, out.tmem, "O", stage)
+    o = stage_matrix(plan, out.tmem, "O", stage)
     for chunk in cutlass.range_constexpr(plan.head_dim_padded // OUT_COLS):
         columns = chunk_columns(o, OUT_COLS, chunk)
         load = tcgen05.make_tmem_copy(atom, columns)
-        target = load.get_slice(row).partition_D(chunk_columns(smem, OUT_COLS, chunk))
-        values = cute.make_rmem_tensor(target.shape, Float32)
-        packed = cute.make_rmem_tensor(target.shape, smem.element_type)
-        for i in cutlass.range_constexpr(OUT_COLS):
-            values[i] = Float32(0.0)
+        # (COPY): columns of the row
+        values = cute.make_rmem_tensor(((OUT_COLS, 1), 1, 1), Float32)
         cute.copy(load, load.get_slice(row).partition_S(columns), values)
         cute.arch.fence_view_async_tmem_load()
         for i in cutlass.range_constexpr(0, OUT_COLS, 2):
             pair = cute.arch.mul_packed_f32x2((values[i], values[i + 1]), (factor, factor))
-            values[i] = pair[0] if has_value else Float32(0.0)
-            values[i + 1] = pair[1] if has_value else Float32(0.0)
-        packed.store(values.load().to(smem.element_type))
-        cute.autovec_copy(packed, target)
+            values[i] = pair[0] if sees_key else Float32(0.0)
+            values[i + 1] = pair[1] if sees_key else Float32(0.0)
+        store_columns(out, stage, row, chunk, values)
+
+
+@cute.jit
+def clear(plan: cutlass.Constexpr[KernelPlan], out: Output, stage: cutlass.Constexpr, row: Int32):
+    """SMEM row of the stage := 0."""
+    values = cute.make_rmem_tensor(OUT_COLS, Float32)
+    values.fill(0.0)
+    for chunk in cutlass.range_constexpr(plan.head_dim_padded // OUT_COLS):
+        store_columns(out, stage, row, chunk, values)
+
+
+def store_columns(out: Output, stage: int, row: Int32, chunk: int, values: cute.Tensor) -> None:
+    """Writes OUT_COLS float32 values as 16 bit into the row's chunk of SMEM, 16 bytes at a time."""
+    dtype = out.smem.element_type
+    packed = cute.make_rmem_tensor(OUT_COLS, dtype)
+    packed.store(cute.make_tensor(values.iterator, OUT_COLS).load().to(dtype))
+    # (OUT_COLS)
+    target = cute.local_tile(out.smem[row, None, stage], (OUT_COLS,), (chunk,))
+    cute.autovec_copy(packed, target)

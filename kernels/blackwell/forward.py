@@ -36,7 +36,7 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from kernels.blackwell.channels import Channels, NamedBarrier, Warp
 from kernels.blackwell.correction import Output, correction
 from kernels.blackwell.load import load
-from kernels.blackwell.mma import Operands, mma
+from kernels.blackwell.mma import mma
 from kernels.blackwell.softmax import softmax
 from kernels.blackwell.store import store
 from kernels.blackwell.tensors import (
@@ -93,6 +93,7 @@ class AttentionForward:
         sizes = (seqlen_q, seqlen_k, heads, heads // kv_heads, batches, m_tiles, section)
         sizes = tuple(Int32(size) for size in sizes)
         tma = tma_atoms(plan, q, k, v, out)
+        self.kernel.set_name_prefix(plan.name, remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(tma, lse, sizes, softmax_scale * LOG2_E).launch(
             grid=(m_tiles * heads * batches, 1, 1),
             block=(plan.threads, 1, 1),
@@ -193,6 +194,13 @@ def compile_forward(plan: KernelPlan, options: str = ""):
     lse = make_fake_tensor(Float32, lse_shape, stride=lse_strides, assumed_align=4)
     q, k, v, out = (fake(dtype) for _ in range(4))
     return cute.compile(
-        AttentionForward(plan), q, k, v, out, lse, Float32(1.0), make_fake_stream(),
+        AttentionForward(plan),
+        q,
+        k,
+        v,
+        out,
+        lse,
+        Float32(1.0),
+        make_fake_stream(),
         options=f"--gpu-arch {plan.arch} {options}",
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A softmax warpgroup: S from TMEM, P back to TMEM over it, one query row a thread.
 
-Thread t of the warpgroup owns TMEM lane t, which is row t of the stage's 128 query rows; a row never
-needs another thread.
+Thread t of the warpgroup owns TMEM lane t, which is row t of the stage's 128 query rows; a row
+never needs another thread.
 """
 
 from dataclasses import dataclass
@@ -85,9 +85,7 @@ def make_row(plan, channels, stage, tmem, stats, scale_log2) -> Row:
     load, store = tcgen05.make_tmem_copy(load_atom, s), tcgen05.make_tmem_copy(store_atom, p)
     s_chunks = cute.group_modes(load.get_slice(thread).partition_S(s), 1, 3)
     p_chunks = cute.group_modes(store.get_slice(thread).partition_D(p), 1, 3)
-    return Row(
-        plan, channels, stage, thread, load, s_chunks, store, p_chunks, stats, scale_log2
-    )
+    return Row(plan, channels, stage, thread, load, s_chunks, store, p_chunks, stats, scale_log2)
 
 
 @cute.jit

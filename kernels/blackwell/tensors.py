@@ -8,8 +8,8 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.utils.blackwell_helpers as sm100
 from cutlass import Float32
-from cutlass.cute.nvgpu import cpasync, tcgen05
-from cutlass.utils import LayoutEnum
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+from cutlass.tensor_utils import LayoutEnum
 
 from kernels.blackwell.mma import Operands
 from kernels.blackwell.tile import Tile, TmaTiles
@@ -35,7 +35,9 @@ def smem_tensors(plan: KernelPlan, smem: cute.Pointer):
     """
 
     def swizzled(name: str, layout: cute.ComposedLayout) -> cute.Tensor:
-        start = cute.recast_ptr(smem + plan.smem_offset(name), layout.inner, dtype=DTYPES[plan.dtype])
+        start = cute.recast_ptr(
+            smem + plan.smem_offset(name), layout.inner, dtype=DTYPES[plan.dtype]
+        )
         return cute.make_tensor(start, layout.outer)
 
     q, k, v, _, o = smem_layouts(plan)
@@ -47,12 +49,12 @@ def smem_tensors(plan: KernelPlan, smem: cute.Pointer):
 def tiled_mmas(plan: KernelPlan) -> tuple[cute.TiledMma, cute.TiledMma]:
     """QK^T, both from SMEM, and PV, P from TMEM and V with keys as its rows (MN-major)."""
     dtype = DTYPES[plan.dtype]
-    k_major, mn_major = tcgen05.OperandMajorMode.K, tcgen05.OperandMajorMode.MN
+    k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
     one, tmem = tcgen05.CtaGroup.ONE, tcgen05.OperandSource.TMEM
     qk, pv = qk_tiler(plan)[:2], pv_tiler(plan)[:2]
     return (
-        sm100.make_trivial_tiled_mma(dtype, k_major, k_major, Float32, one, qk),
-        sm100.make_trivial_tiled_mma(dtype, k_major, mn_major, Float32, one, pv, tmem),
+        sm100.make_trivial_tiled_mma(dtype, dtype, k_major, k_major, Float32, one, qk),
+        sm100.make_trivial_tiled_mma(dtype, dtype, k_major, mn_major, Float32, one, pv, tmem),
     )
 
 

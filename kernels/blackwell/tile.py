@@ -36,9 +36,7 @@ def key_blocks(
 
 
 @cute.jit
-def unmasked_blocks(
-    plan: cutlass.Constexpr[KernelPlan], tile: Tile, first_row: Int32
-) -> Int32:
+def unmasked_blocks(plan: cutlass.Constexpr[KernelPlan], tile: Tile, first_row: Int32) -> Int32:
     """Key blocks, from the left, that every row from ``first_row`` on sees whole."""
     keys = visible_keys(first_row, tile.seqlen_q, tile.seqlen_k, plan.causal)
     return min(Int32(Uint32(keys) // plan.tile_n), tile.blocks)

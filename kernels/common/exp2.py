@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""exp2 on two pipes: the MUFU's ``ex2.approx`` and a polynomial on the FMA pipe, two values at once.
+"""exp2 on two pipes: the MUFU's ``ex2.approx``, and a polynomial on the FMA pipe in pairs.
 
-B200's MUFU does 16 exp2 a cycle and SM, half of what attention's tensor cores can feed on; moving a
-share of them to the FMA pipe balances both (arXiv 2603.05451, section 3.2).
+B200's MUFU does 16 exp2 a cycle and SM. At head_dim 128 that takes as long as both matrix products,
+at 64 twice as long, so a share of the exponentials moves to the FMA pipe (arXiv 2603.05451).
 """
 
 import cutlass.cute as cute

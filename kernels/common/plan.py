@@ -108,9 +108,8 @@ _REGISTERS = {
     ("sm_103a", 128, False): (176, 80, 80),
     ("sm_103a", 128, True): (176, 64, 96),
 }
-# B200's MUFU does 16 ex2 a cycle and SM, no more than the tensor core needs at head_dim 128, so a
-# part moves to the FMA pipe; B300's does 32 (arXiv 2603.05451; NVIDIA developer blog "Making Softmax
-# More Efficient with NVIDIA Blackwell Ultra").
+# B200's MUFU does 16 ex2 a cycle and SM, so a part moves to the FMA pipe; B300's does 32 (arXiv
+# 2603.05451; NVIDIA developer blog "Making Softmax More Efficient with NVIDIA Blackwell Ultra").
 _EXP2_SHARE = {"sm_100a": 0.125, "sm_103a": 0.0}
 
 
@@ -173,6 +172,12 @@ class KernelPlan:
         if rules:
             raise PlanError(rules)
         return plan
+
+    @property
+    def name(self) -> str:
+        """Short name, for the kernel's symbol; not unique to the plan."""
+        mask = "causal" if self.causal else "dense"
+        return f"fa4_forward_{self.arch}_{self.dtype}_d{self.head_dim}_{mask}"
 
     # -- tiles ---------------------------------------------------------------------------
 
@@ -374,7 +379,7 @@ def _broken_field_rules(plan: KernelPlan) -> list[str]:
         rules.append(f"dtype {plan.dtype!r}: use one of {', '.join(DTYPE_BYTES)}")
     if not _is_int(plan.head_dim) or not 16 <= plan.head_dim <= MAX_HEAD_DIM or plan.head_dim % 16:
         rules.append(f"head_dim {plan.head_dim!r}: use a multiple of 16 from 16 to {MAX_HEAD_DIM}")
-    if not isinstance(plan.causal, bool):
+    if not _is_bool(plan.causal):
         rules.append(f"causal {plan.causal!r}: use True or False")
     for name, only in (("tile_m", 128), ("tile_n", 128), ("q_stages", 2), ("ctas", 1)):
         value = getattr(plan, name)
@@ -418,6 +423,10 @@ def _broken_resource_rules(plan: KernelPlan) -> list[str]:
     return rules
 
 
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -434,21 +443,6 @@ def _most_kv_stages(head_dim_padded: int, element_bytes: int) -> int:
     """K and V tiles that fit beside two Q and two O tiles of 128 rows, 3 KiB left for the rest."""
     tile = 128 * head_dim_padded * element_bytes
     return (SMEM_LIMIT_BYTES - 3 * 1024) // tile - 4
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> list[str]:
-    """Rows as aligned text, numbers to the right."""
-    cells = [head, *[tuple(str(c) for c in row) for row in rows]]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-    numeric = [all(not isinstance(row[i], str) for row in rows) for i in range(len(head))]
-    lines = []
-    for row in cells:
-        padded = [
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, numeric, strict=True)
-        ]
-        lines.append("  " + "  ".join(padded).rstrip())
-    return lines
 
 
 def _describe(plan: KernelPlan) -> str:
@@ -491,6 +485,17 @@ def _describe(plan: KernelPlan) -> str:
         ),
     ]
     return "\n".join(lines)
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> list[str]:
+    """Rows as aligned text, numbers to the right."""
+    cells = [head, *[tuple(str(c) for c in row) for row in rows]]
+    columns = []
+    for i, column in enumerate(zip(*cells, strict=True)):
+        width = max(len(cell) for cell in column)
+        numbers = all(not isinstance(row[i], str) for row in rows)
+        columns.append([c.rjust(width) if numbers else c.ljust(width) for c in column])
+    return ["  " + "  ".join(line).rstrip() for line in zip(*columns, strict=True)]
 
 
 def _span(warps: tuple[int, ...]) -> str:

@@ -3,12 +3,12 @@
 
 For each block of scores s the row keeps a reference maximum m and the sum l of 2^((s - m) c), with
 c = softmax_scale * log2(e). When a block raises the maximum by no more than tau (in log2 units), m
-stays as it is and nothing needs rescaling: P is then at most 2^tau, and O / l is the same either way
-(arXiv 2603.05451, section 3.1).
+stays as it is and nothing needs rescaling: P is then at most 2^tau, and O / l is the same either
+way (arXiv 2603.05451, section 3).
 
-NaN and infinity end as in PyTorch: a NaN or +inf score makes its row NaN. The maximum propagates NaN,
-and ``m - m`` poisons the sum if m is NaN or infinite, so neither exp2 path has to. A row whose scores
-are all -inf (masked) has m = -inf and l = 0; its m counts as 0 in ``s - m``.
+NaN and infinity end as in PyTorch: a NaN or +inf score makes its row NaN. The maximum propagates
+NaN, and ``m - m`` poisons the sum if m is NaN or infinite, so neither exp2 path has to. A row whose
+scores are all -inf (masked) has m = -inf and l = 0; its m counts as 0 in ``s - m``.
 """
 
 import cutlass
