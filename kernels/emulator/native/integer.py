@@ -103,13 +103,20 @@ def div_rem(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     put(b, m[3], d, b.t(f"select {I1} {zero}, {ty} {splat_i(bits, -1)}, {ty} {value}"))
 
 
-@native(r"(min|max)\.([us])(16|32|64)")
+@native(r"(min|max)(\.relu)?\.([us])(16|32|64)")
 def min_max(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
+    """.relu (s32 only) raises negative results to 0."""
+    if m[2] and m[3] + m[4] != "s32":
+        raise b.unsupported(".relu is for .s32")
     d, x, y = ins.operands
-    ty, pred = _INT[m[3]], m[2] + ("lt" if m[1] == "min" else "gt")
-    left, right = get(b, m[3], x), get(b, m[3], y)
+    ty, pred = _INT[m[4]], m[3] + ("lt" if m[1] == "min" else "gt")
+    left, right = get(b, m[4], x), get(b, m[4], y)
     take = b.t(f"icmp {pred} {ty} {left}, {right}")
-    put(b, m[3], d, b.t(f"select {I1} {take}, {ty} {left}, {ty} {right}"))
+    out = b.t(f"select {I1} {take}, {ty} {left}, {ty} {right}")
+    if m[2]:
+        negative = b.t(f"icmp slt {ty} {out}, zeroinitializer")
+        out = b.t(f"select {I1} {negative}, {ty} zeroinitializer, {ty} {out}")
+    put(b, m[4], d, out)
 
 
 @native(r"(neg|abs)\.s(16|32|64)")
