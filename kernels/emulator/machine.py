@@ -35,7 +35,7 @@ _TENSOR_MAP_BYTES = 128
 
 @dataclass
 class LaunchResult:
-    """thread_instructions: PTX instructions by active lanes; seconds: emulating, without decoding."""
+    """thread_instructions: PTX instructions by active lanes; seconds: emulating, not decoding."""
 
     thread_instructions: int = 0
     ctas: int = 0
@@ -253,9 +253,10 @@ class Machine:
                 if fragment.wait is not None:
                     continue
             else:
-                fragment = _lowest(fragments)
-                if fragment is None:
+                lowest = _lowest(fragments)
+                if lowest is None:
                     continue
+                fragment = lowest
             self._fragment = fragment
             mask = fragment.mask
             segment = segments[fragment.pc]
@@ -279,7 +280,8 @@ class Machine:
             if limit is not None and self.executed > limit:
                 raise _InstructionLimit(
                     "instruction_limit",
-                    f"stopped after {self.executed} thread-instructions; max_instructions is {limit}",
+                    f"stopped after {self.executed} thread-instructions, max_instructions is"
+                    f" {limit}",
                     executed=self.executed,
                 )
             if len(warp.fragments) > 1:
@@ -342,7 +344,7 @@ class Machine:
     def _give_up(self, cta: Cta) -> bool:
         """Nothing can run. A try_wait may fail spuriously, so those outside spin loops now do, one
         at a time; False if there is none, or if giving up has led back here without any event."""
-        if self.events == getattr(cta, "_gave_up_at", None):
+        if self.events == cta.gave_up_at:
             return False
         for key, waiters in list(cta.waiting.items()):
             for warp, fragment in waiters:
@@ -350,14 +352,14 @@ class Machine:
                     waiters.remove((warp, fragment))
                     if not waiters:
                         del cta.waiting[key]
-                    cta._gave_up_at = self.events
+                    cta.gave_up_at = self.events
                     fragment.wait = None
                     warp.timed_out = True
                     self._enqueue(warp)
                     return True
         return False
 
-    # -- findings ------------------------------------------------------------------------------------
+    # -- findings ----------------------------------------------------------------------------
 
     def _finding(self, fault: EmulatorFault, cta: Cta) -> Finding:
         warp, fragment = self._current, self._fragment
@@ -388,7 +390,8 @@ def _check_written(warp: Warp, segment: Segment, mask: int) -> None:
         if warp.unwritten[name] & mask:
             raise EmulatorFault(
                 "register_unwritten_read",
-                f"register {name} is read by lanes {warp.unwritten[name] & mask:#010x}, which never wrote it",
+                f"register {name} is read by lanes {warp.unwritten[name] & mask:#010x}, which"
+                " never wrote it",
                 register=name,
             )
     for name in segment.marks:

@@ -19,6 +19,10 @@ from .registers import RegisterFile
 SHARED_WINDOW_BASE = 1024  # sm_100 keeps the first KiB of the shared window for the system
 
 
+def _not_bound(*_: Any) -> Any:
+    raise AssertionError("the segment has not been decoded to the end")
+
+
 @dataclass(slots=True)
 class Segment:
     """One step of a warp. ``target`` is the segment a taken branch goes to; ``branch`` is ``none``,
@@ -29,7 +33,7 @@ class Segment:
     native: bool
     branch: str = "none"
     target: int = -1
-    run: Callable[..., Any] | None = None
+    run: Callable[..., Any] = field(default=_not_bound)
     checks: tuple[str, ...] = ()  # registers that may be unwritten when read here
     marks: tuple[str, ...] = ()  # checked registers that are written here
     count: int = 0
@@ -43,7 +47,7 @@ class Segment:
 @dataclass
 class Program:
     """A decoded entry. ``symbols``: shared variables' window addresses; ``specials``: special
-    registers in use; ``dynamic_smem_base``: where dynamic shared memory starts."""
+    registers in use."""
 
     module: Module
     entry: Entry
@@ -74,8 +78,8 @@ def operand_regs(operand: Operand) -> Iterator[Reg | Special]:
 
 
 _NO_DEST = frozenset(
-    "st bra ret exit bar barrier fence membar red prefetch nanosleep trap griddepcontrol setmaxnreg "
-    "discard applypriority cp brkpt pmevent".split()
+    "st bra ret exit bar barrier fence membar red prefetch nanosleep trap griddepcontrol "
+    "setmaxnreg discard applypriority cp brkpt pmevent".split()
 )
 
 

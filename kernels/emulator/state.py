@@ -1,7 +1,7 @@
 """What a running CTA consists of: warps, their fragments, named barriers, memories.
 
-Lanes of a warp may part at a branch. A *fragment* is a set of lanes with one program counter; of the
-fragments that can run, the one with the lowest counter goes first, and fragments that meet merge.
+Lanes of a warp may part at a branch. A *fragment* is a set of lanes with one program counter; of
+the fragments that can run, the one with the lowest counter goes first, and those that meet merge.
 That is reconvergence at the join for the code that compilers lay out, and a fragment that blocks
 never holds up another (independent thread scheduling since sm_70).
 """
@@ -115,7 +115,8 @@ class NamedBarriers:
         if expected <= 0 or expected % 32:
             raise EmulatorFault(
                 "named_barrier_bad_count",
-                f"barrier {index} expects {expected} threads; the count must be a positive multiple of 32",
+                f"barrier {index} expects {expected} threads; the count must be a positive multiple"
+                " of 32",
                 barrier=index,
                 expected=expected,
             )
@@ -123,8 +124,8 @@ class NamedBarriers:
         if barrier.expected != expected:
             raise EmulatorFault(
                 "named_barrier_count_mismatch",
-                f"{warp.name} arrives at barrier {index} with {expected} threads, but it is open with"
-                f" {barrier.expected} ({', '.join(barrier.by)} arrived)",
+                f"{warp.name} arrives at barrier {index} with {expected} threads, but it is open"
+                f" with {barrier.expected} ({', '.join(barrier.by)} arrived)",
                 barrier=index,
                 expected=barrier.expected,
                 given=expected,
@@ -154,6 +155,7 @@ class Cta:
         self.named = NamedBarriers(self)
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         self.threads_rounded = (threads + 31) // 32 * 32
+        self.gave_up_at: int | None = None  # machine events when a soft wait last gave up
         self.waiting: dict[tuple[Any, ...], list[tuple[Warp, Fragment]]] = {}
         self.warps = []
         for index in range(self.threads_rounded // 32):

@@ -1,4 +1,7 @@
-"""Bulk asynchronous copies: TMA tiles, their groups and prefetches (PTX ISA 9.1 sections 9.7.9.25, 9.7.9.27)."""
+"""Bulk asynchronous copies: TMA tiles, their groups and prefetches.
+
+PTX ISA 9.1 sections 9.7.9.25 and 9.7.9.27.
+"""
 
 from __future__ import annotations
 

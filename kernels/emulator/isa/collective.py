@@ -1,4 +1,7 @@
-"""Warp-wide instructions: shfl, vote, elect, redux, activemask, bar.warp (PTX ISA 9.1, 9.7.9.6, 9.7.13)."""
+"""Warp-wide instructions: shfl, vote, elect, redux, activemask, bar.warp.
+
+PTX ISA 9.1 sections 9.7.9.6 and 9.7.13.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _member_mask(b: Binding, op: Operand):  # type: ignore[no-untyped-def]
-    """Reader f(warp, mask) -> member mask; a member mask that leaves out an executing lane is a fault."""
+    """Reader f(warp, mask) -> member mask; leaving out an executing lane is a fault."""
     read = b.scalar(op)
 
     def members(w: Warp, mask: int) -> int:
@@ -23,7 +26,7 @@ def _member_mask(b: Binding, op: Operand):  # type: ignore[no-untyped-def]
         if mask & ~value:
             raise EmulatorFault(
                 "warp_sync_mask",
-                f"lanes {mask & ~value:#x} execute the instruction but its member mask is {value:#x}",
+                f"lanes {mask & ~value:#x} execute the instruction, its member mask is {value:#x}",
                 executing=mask,
                 members=value,
             )

@@ -12,7 +12,10 @@ from .table import FULL, LANES, Binding, Handler, machine
 if TYPE_CHECKING:
     from ..state import Warp
 
-_HINTS = r"(?:\.(?:volatile|relaxed\.(?:cta|cluster|gpu|sys)|weak|nc|ca|cg|cs|lu|cv|wb|wt|L1::\w+|L2::\w+))*"
+_HINTS = (
+    r"(?:\.(?:volatile|relaxed\.(?:cta|cluster|gpu|sys)|weak|nc|ca|cg|cs|lu|cv|wb|wt|"
+    r"L1::\w+|L2::\w+))*"
+)
 _ACQUIRE = r"(?:\.(?:acquire|release)\.(?:cta|cluster|gpu|sys))?"
 
 
@@ -54,7 +57,7 @@ def load(b: Binding) -> Handler:
 
 
 def _element_writer(b: Binding, op: object, nbytes: int, kind: str):  # type: ignore[no-untyped-def]
-    """Writes one vector element; narrower values are extended to the register (PTX ISA table 28)."""
+    """Writes one vector element; narrower values are extended to the register."""
     if not isinstance(op, Reg):
         raise b.unsupported(f"destination {op} is not a register")
     width = int(op.kind[1:]) // 8

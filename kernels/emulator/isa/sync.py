@@ -1,4 +1,7 @@
-"""Barriers, fences, register reallocation, and the end of a thread (PTX ISA 9.1 section 9.7.13, 9.7.12)."""
+"""Barriers, fences, register reallocation, and the end of a thread.
+
+PTX ISA 9.1 sections 9.7.12 and 9.7.13.
+"""
 
 from __future__ import annotations
 
@@ -238,7 +241,7 @@ def mbarrier_wait(b: Binding) -> Handler:
 
 
 def spins(program: Program, index: int, ins: Instr) -> bool:
-    """Whether failure leads straight back to the same instruction: only branches and moves between."""
+    """Whether failure leads straight back to the instruction, over branches and moves only."""
     flag = ins.operands[0]
     if not isinstance(flag, Reg):
         return False

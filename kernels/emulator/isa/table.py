@@ -209,5 +209,6 @@ def bind(program: Program, index: int, ins: Instr) -> tuple[Handler, bool]:
             return binder(Binding(program, ins, match, index)), converged
     source = program.module.source_of(ins)
     raise UnsupportedPTX(
-        f"ptx:{ins.line}{f' ({source})' if source else ''}: {ins.text!r}: opcode {ins.op!r} is not modelled"
+        f"ptx:{ins.line}{f' ({source})' if source else ''}: {ins.text!r}: opcode {ins.op!r} is not"
+        " modelled"
     )

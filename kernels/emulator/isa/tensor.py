@@ -118,7 +118,8 @@ def _split(b: Binding, k: int) -> int | None:
 def mma(b: Binding) -> Handler:
     """D = A B (+ D): A from shared memory (a descriptor) or Tensor Memory (an address)."""
     d, a, b_desc, idesc, *rest = b.ins.operands
-    disable = rest.pop(0) if rest and isinstance(rest[0], Vec) else None
+    disable = rest[0] if rest and isinstance(rest[0], Vec) else None
+    rest = rest[1:] if disable is not None else rest
     if not rest or len(rest) > 2:
         raise b.unsupported("operands after the instruction descriptor are not understood")
     enable = b.predicate(rest[0])
