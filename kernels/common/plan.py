@@ -227,8 +227,6 @@ class KernelPlan:
         emulated = self.exp2_emulated_pairs
         return (pair + 1) * emulated // pairs > pair * emulated // pairs
 
-    # -- P hand-over ---------------------------------------------------------------------
-
     @property
     def p_head_cols(self) -> int:
         """Columns of P (keys) whose MMA may start before the rest is written: three quarters."""
