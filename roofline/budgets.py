@@ -15,6 +15,7 @@ from typing import Any
 from roofline.cuda_cores import CudaCores, ExpTerm, cuda_cores, exp_share, exp_term
 from roofline.fit import Excess, excesses
 from roofline.gpus import Gpu
+from roofline.intervals import serial_cycles
 from roofline.terms import (
     Term,
     mma_exact,
@@ -66,6 +67,12 @@ class Budget:
     def mma_exact(self) -> int:
         """Tensor-core cycles with the rows and reduction steps that the MMA pads to."""
         return whole_cycles(total(mma_exact(self.tile)))
+
+    @property
+    def mma_serial(self) -> int | None:
+        """Tensor-core cycles of the MMAs one after another at measured intervals; None: Hopper."""
+        cycles = serial_cycles(self.tile)
+        return None if cycles is None else whole_cycles(cycles)
 
     @property
     def smem(self) -> int:
@@ -150,6 +157,7 @@ class Budget:
             "ctas": tile.ctas,
             "mma": self.mma,
             "mma_exact": self.mma_exact,
+            "mma_serial": self.mma_serial,
             "smem": self.smem,
             "smem_exact": self.smem_exact,
             "smem_wgmma": self.smem_wgmma,
@@ -232,6 +240,11 @@ def _notes(b: Budget) -> list[str]:
         notes.append(f"the published SMEM form {what}-counts this tile; exact: {b.smem_exact}")
     if b.mma_exact != b.mma:
         notes.append(f"the MMAs are padded: {b.mma_exact} cycles on the tensor core")
+    if b.mma_serial is not None and b.mma_serial > max(b.mma_exact, b.smem_exact):
+        notes.append(
+            f"issued one after another the MMAs take {b.mma_serial} cycles: some wait for SMEM "
+            "while others leave it idle"
+        )
     if b.smem_wgmma is not None:
         notes.append(f"SMEM is {b.smem_wgmma} cycles if each 64-row wgmma reads B anew")
     if tile.direction == "backward" and not tile.gpu.has_tmem:

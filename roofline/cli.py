@@ -15,8 +15,9 @@ from typing import Any, NoReturn
 from roofline.budgets import budget
 from roofline.errors import RooflineError
 from roofline.gpus import FIELDS, GPU_NAMES, find_gpu, gpus
+from roofline.intervals import measurements
 from roofline.problem import Problem, bounds, visible_share
-from roofline.text import gpu_text, gpus_text, problem_text
+from roofline.text import gpu_text, gpus_text, intervals_text, problem_text
 from roofline.tile import parse_tile
 
 #: FlashAttention-4's tiles, per CTA.
@@ -38,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_budget(commands)
     _add_gpus(commands)
+    _add_intervals(commands)
     return parser
 
 
@@ -120,6 +122,21 @@ def _add_gpus(commands: Any) -> None:
     _add_gpu_option(parser, None)
     parser.add_argument("--json", action="store_true", help="print JSON, sources included")
     parser.set_defaults(run=_run_gpus)
+
+
+def _add_intervals(commands: Any) -> None:
+    parser = commands.add_parser(
+        "intervals",
+        help="measured cycles of tcgen05.mma beside the closed form, every residual",
+        description="Cycles of tcgen05.mma measured on a B200 beside the closed form.",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_run_intervals)
+
+
+def _run_intervals(args: argparse.Namespace) -> str:
+    rows = measurements()
+    return _json([row.to_dict() for row in rows]) if args.json else intervals_text(rows)
 
 
 def _run_budget(args: argparse.Namespace) -> str:

@@ -10,6 +10,7 @@ from roofline.terms import Term, whole_cycles
 if TYPE_CHECKING:
     from roofline.budgets import Budget
     from roofline.gpus import Gpu
+    from roofline.intervals import Measurement
     from roofline.problem import Bounds
 
 
@@ -38,7 +39,7 @@ def _text(value: object) -> str:
 
 
 def _is_number(text: str) -> bool:
-    return text in ("", "-") or text.lstrip("-").replace(".", "", 1).isdecimal()
+    return text in ("", "-") or text.lstrip("+-").replace(".", "", 1).isdecimal()
 
 
 def budget_text(b: Budget) -> str:
@@ -156,3 +157,45 @@ def gpus_text(gpus: Sequence[Gpu], fields: Sequence[str]) -> str:
         rows.append([field, unit, *cells])
     text = table(["quantity", "unit", *(gpu.name for gpu in gpus)], rows)
     return f"{text}\n\nm measured, v vendor, d derived, a assumed; --gpu NAME shows the sources"
+
+
+def intervals_text(measurements: Sequence[Measurement]) -> str:
+    """Every measured MMA beside the closed form, and the worst residuals."""
+    header = [
+        "format",
+        "A",
+        "CTAs",
+        "M",
+        "N",
+        "interval",
+        "model",
+        "off",
+        "latency",
+        "model",
+        "off",
+    ]
+    rows = [
+        [
+            m.format,
+            "SMEM" if m.mma.a_in_smem else "TMEM",
+            m.mma.ctas,
+            m.mma.m,
+            m.mma.n,
+            f"{m.interval_cycles:.2f}",
+            f"{float(m.mma.interval_cycles):.2f}",
+            f"{m.interval_residual:+.2f}",
+            f"{m.latency_cycles:.0f}",
+            f"{m.latency_cycles - m.latency_residual:.0f}",
+            f"{m.latency_residual:+.0f}",
+        ]
+        for m in measurements
+    ]
+    lines = [
+        f"{ctas} CTA{'s' if ctas > 1 else ''}: {len(group)} rows, worst interval residual "
+        f"{max(abs(m.interval_residual) for m in group):.2f} cycles, mean "
+        f"{sum(abs(m.interval_residual) for m in group) / len(group):.2f}; worst latency residual "
+        f"{max(abs(m.latency_residual) for m in group):.0f}"
+        for ctas in (1, 2)
+        for group in [[m for m in measurements if m.mma.ctas == ctas]]
+    ]
+    return table(header, rows) + "\n\n" + "\n".join(lines)
