@@ -174,11 +174,15 @@ class Machine:
                     break
             if any(warp.fragments for warp in cta.warps):
                 return deadlock.report(cta, self.program)
-            cta.check_exit()
         except EmulatorFault as fault:
             return self._finding(fault, cta)
         finally:
             self.ready.clear()
+        try:
+            cta.check_exit()
+        except EmulatorFault as fault:  # the CTA's, not a warp's
+            details = fault.details
+            return Finding(fault.code, fault.message, role="CTA exit", cta=block, details=details)
         return None
 
     def _set_specials(self, warp: Warp) -> None:
