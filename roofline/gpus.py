@@ -23,7 +23,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -104,7 +104,7 @@ class Quantity:
     tag: str
     source: str
 
-    @property
+    @cached_property
     def exact(self) -> Fraction:
         """The decimal value as written, for arithmetic without rounding."""
         return Fraction(str(self.value))

@@ -122,6 +122,14 @@ def test_makespan_is_longest_first() -> None:
         assert makespan(Counter(items), slots) == schedule(items, slots)
 
 
+def test_large_makespans_are_bounded() -> None:
+    """Beyond what is simulated the bound is within a longest item of the schedule."""
+    rng = random.Random(12)
+    items = [rng.randint(1, 30) for _ in range(6000)]
+    exact = schedule(items, 148)
+    assert exact - 30 <= makespan(Counter(items), 148) <= exact
+
+
 def test_waves_and_tails() -> None:
     """149 equal items on 148 SMs take two rounds; the second is almost empty."""
     b = budget("b200", 256, 128, 128)
