@@ -37,7 +37,11 @@ def random_problems(count: int) -> list[Problem]:
     return problems
 
 
-@pytest.mark.parametrize("problem", random_problems(25), ids=str)
+# The first key is seen by the last row of a query tile, and by the first row of the next one.
+BOUNDARIES = [Problem(1, 256 + shift, 256, 1, 1, True) for shift in (63, 64, 127, 128, 129)]
+
+
+@pytest.mark.parametrize("problem", random_problems(25) + BOUNDARIES, ids=str)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("ctas", [1, 2])
 def test_visible_pairs_and_visited_tiles(problem: Problem, direction: str, ctas: int) -> None:
