@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ..findings import UnsupportedPTX
 from ..ptx.ast import Imm, Instr, Operand, Reg, Special, Sym
-from ..registers import RegisterFile
+from ..registers import POISON, RegisterFile
 from .ir import F32, F64, I1, I16, I32, I64, ZERO, Code, V, splat_i
 
 
@@ -77,7 +77,10 @@ class BlockBuilder(Code):
         return self.t(f"getelementptr i8, ptr %regs, i64 {offset}")
 
     def _load(self, reg: str) -> Value:
-        kind, offset = self.regs.kind(reg), self.regs.offset(reg)
+        kind = self.regs.kind(reg)
+        if reg not in self.regs:
+            return self._poison(kind)
+        offset = self.regs.offset(reg)
         if kind == "pred":
             bits = self.t(f"load i32, ptr {self._address(offset)}, align 4")
             return VPred(self.t(f"bitcast i32 {bits} to {I1}"))
@@ -90,6 +93,16 @@ class BlockBuilder(Code):
             hi = V32(i=self.t(f"load {I32}, ptr {self._address(offset + 128)}, align 64"))
             return V64(lo, hi)
         raise self.unsupported(f"registers of type .{kind} are not modelled")
+
+    def _poison(self, kind: str) -> Value:
+        """What a register holds that has no place because nobody wrote it before: the old value
+        under a guarded first write, or what a move copies without anybody using it."""
+        low = V32(i=splat_i(32, POISON))
+        if kind == "pred":
+            return VPred(ZERO)
+        if kind == "b16":
+            return V16(splat_i(16, POISON))
+        return low if kind == "b32" else V64(low, V32(i=splat_i(32, POISON)))
 
     def value(self, reg: str) -> Value:
         if reg not in self.env:
