@@ -1,4 +1,4 @@
-"""The `roofline` command: budgets of tiles, and the numbers they stand on.
+"""The `roofline` command: budgets of tiles, the choice among them, and the numbers beneath.
 
 Exit status 0, or 2 with one line on stderr for bad input.
 """
@@ -17,8 +17,8 @@ from roofline.errors import RooflineError
 from roofline.gpus import FIELDS, GPU_NAMES, find_gpu, gpus
 from roofline.intervals import measurements
 from roofline.problem import Problem, bounds, visible_share
-from roofline.text import gpu_text, gpus_text, intervals_text, problem_text
-from roofline.tile import parse_tile
+from roofline.text import gpu_text, gpus_text, intervals_text, problem_text, tiles_text
+from roofline.tile import check_size, parse_tile
 
 #: FlashAttention-4's tiles, per CTA.
 DEFAULT_TILES = {"forward": "256x128", "backward": "128x128"}
@@ -38,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="roofline", description="What limits an attention kernel on a GPU.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_budget(commands)
+    _add_tiles(commands)
     _add_gpus(commands)
     _add_intervals(commands)
     return parser
@@ -57,11 +58,8 @@ def _add_budget(commands: Any) -> None:
     _add_gpu_option(parser, "b200")
     add = parser.add_argument
     add("--tile", metavar="MxN", help="query rows x keys of one CTA (256x128; backward 128x128)")
-    add("--head-dim", type=int, default=128, metavar="D", help="of Q and K (128)")
-    add("--head-dim-v", type=int, metavar="DV", help="of V (as --head-dim)")
-    add("--pass", dest="direction", default="forward", metavar="PASS", help="forward or backward")
+    _add_shape_options(parser)
     add("--ctas", type=int, default=1, metavar="N", help="CTAs that share an MMA: 1 or 2")
-    add("--dtype", default="bf16", help="bf16, fp16, tf32, fp8, mxfp8 or nvfp4")
     add(
         "--exp2-share",
         type=float,
@@ -73,6 +71,14 @@ def _add_budget(commands: Any) -> None:
     add("--ignore-fit", action="store_true", help="price a tile that the GPU has no room for")
     add("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run_budget)
+
+
+def _add_shape_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--head-dim", type=int, default=128, metavar="D", help="of Q and K (128)")
+    add("--head-dim-v", type=int, metavar="DV", help="of V (as --head-dim)")
+    add("--pass", dest="direction", default="forward", metavar="PASS", help="forward or backward")
+    add("--dtype", default="bf16", help="bf16, fp16, tf32, fp8, mxfp8 or nvfp4")
 
 
 def _add_problem_options(parser: argparse.ArgumentParser) -> None:
@@ -122,6 +128,47 @@ def _add_gpus(commands: Any) -> None:
     _add_gpu_option(parser, None)
     parser.add_argument("--json", action="store_true", help="print JSON, sources included")
     parser.set_defaults(run=_run_gpus)
+
+
+def _add_tiles(commands: Any) -> None:
+    parser = commands.add_parser(
+        "tiles",
+        help="every tile that fits, ranked for a problem, with reasons",
+        description="Every tile that fits, ranked by predicted time, with the reason of each. "
+        "Without --batch and --heads: 32k tokens and a hidden size of 2048.",
+    )
+    _add_gpu_option(parser, "b200")
+    _add_shape_options(parser)
+    add = parser.add_argument
+    add("--tile", metavar="MxN", help="only this tile; an error says why if it does not fit")
+    add("--top", type=int, default=8, metavar="N", help="tiles to print (8)")
+    _add_problem_options(parser)
+    add("--json", action="store_true", help="print JSON: every tile, and those that do not fit")
+    parser.set_defaults(run=_run_tiles)
+
+
+def _run_tiles(args: argparse.Namespace) -> str:
+    from roofline.tiles import only_tile, rank
+
+    gpu = find_gpu(args.gpu)
+    head_dim = check_size("head_dim", args.head_dim)
+    if args.top <= 0:
+        raise RooflineError(f"top {args.top}: must be positive")
+    if args.seqlen is None:
+        args.seqlen = 8192
+    # The published benchmark's problem: 32k tokens in all, hidden size 2048.
+    if args.heads is None:
+        args.heads = max(1, 2048 // head_dim) if args.kv_heads is None else args.kv_heads
+    if args.batch is None:
+        args.batch = max(1, 32768 // max(1, args.seqlen))
+    problem = _problem(args)
+    assert problem is not None
+    ranking = rank(
+        gpu, problem, head_dim, args.head_dim_v, direction=args.direction, dtype=args.dtype
+    )
+    if args.tile:
+        ranking = only_tile(ranking, *parse_tile(args.tile))
+    return _json(ranking.to_dict()) if args.json else tiles_text(ranking, args.top)
 
 
 def _add_intervals(commands: Any) -> None:

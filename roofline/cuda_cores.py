@@ -24,7 +24,7 @@ from roofline.tile import Tile
 #: fp32 lane-slots per score beside exp2: the scale-subtract FMA and the row-sum add.
 FMA_PER_SCORE = 2
 #: Share of the tiles whose O is rescaled, with threshold tau = 8 (about ten times fewer than
-#: without: Dao, Hot Chips 2025 talk on FlashAttention-4). Without a threshold it is 1.
+#: without: Dao, Hot Chips 2025 talk on FlashAttention-4). FlashAttention-3, on Hopper, has none.
 RESCALED_SHARE = Fraction(1, 10)
 #: Warp instructions of one polynomial exp2 of degree 3, per score. Of a pair of scores: two clamps,
 #: three packed adds, three packed FMAs, two shifts and two integer adds, the last four as two LEAs.
@@ -142,14 +142,15 @@ def cuda_cores(tile: Tile, share: Fraction = Fraction(0)) -> CudaCores:
 
 def _forward_work(tile: Tile, share: Fraction) -> tuple[Work, ...]:
     scores = Fraction(tile.tile_m * tile.tile_n)
-    outputs = tile.tile_m * tile.head_dim_v * RESCALED_SHARE
+    rescaled = RESCALED_SHARE if tile.gpu.has_tmem else Fraction(1)
+    outputs = tile.tile_m * tile.head_dim_v * rescaled
     return (
         _row_max(tile.gpu, scores),
         _packed(tile.gpu, "scale and subtract the max", scores),
         *_exp_work(tile.gpu, scores, share),
         _packed(tile.gpu, "row sum", scores),
         _convert(tile, "convert P", scores),
-        _packed(tile.gpu, "rescale O (one tile in ten)", outputs),
+        _packed(tile.gpu, f"rescale O ({float(rescaled):.0%} of the tiles)", outputs),
     )
 
 

@@ -21,9 +21,9 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -104,7 +104,7 @@ class Quantity:
     tag: str
     source: str
 
-    @property
+    @cached_property
     def exact(self) -> Fraction:
         """The decimal value as written, for arithmetic without rounding."""
         return Fraction(str(self.value))
@@ -120,7 +120,7 @@ class Gpu:
     name: str
     title: str
     arch: str
-    quantities: Mapping[str, Quantity]
+    quantities: Mapping[str, Quantity] = field(hash=False)
 
     def __getitem__(self, field: str) -> Quantity:
         """The quantity; RooflineError if this GPU has none (no such unit, or not known)."""

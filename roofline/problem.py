@@ -19,8 +19,9 @@ from roofline.terms import ACCUMULATOR_BYTES, ceil_div
 from roofline.tile import Tile
 
 MAX_SEQLEN = 1 << 31
-#: Work items beyond which the schedule is bounded and not simulated (a fraction of a second).
-MAX_SIMULATED_ITEMS = 200_000
+#: Work items beyond which the schedule is bounded and not simulated: so many fill every SM so often
+#: that the last round hardly counts.
+MAX_SIMULATED_ITEMS = 4096
 
 
 @dataclass(frozen=True)

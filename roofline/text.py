@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,8 @@ if TYPE_CHECKING:
     from roofline.budgets import Budget
     from roofline.gpus import Gpu
     from roofline.intervals import Measurement
-    from roofline.problem import Bounds
+    from roofline.problem import Bounds, Problem
+    from roofline.tiles import Priced, Ranking
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -107,10 +109,6 @@ def _core_line(b: Budget) -> str:
 
 def problem_text(bounds: Bounds) -> str:
     """The whole problem: time, traffic and what materialised attention would move."""
-    p = bounds.problem
-    heads = f"{p.heads} heads" if p.heads == p.kv_heads else f"{p.heads}/{p.kv_heads} heads"
-    lengths = f"{p.seqlen} queries x {p.seqlen_k} keys"
-    mask = f"{float(p.visible_share):.1%} of the pairs visible"
     rows: list[list[object]] = [
         [f"SMs, {bounds.occupancy:.0%} busy", "", _us(bounds.sm_seconds)],
         ["L2 to and from the SMs", _mb(bounds.l2_bytes), _us(bounds.l2_seconds)],
@@ -123,12 +121,18 @@ def problem_text(bounds: Bounds) -> str:
     ]
     names = " and ".join(name.upper() for name in bounds.bound.split("+")).replace("SM", "SMs")
     return (
-        f"whole problem: batch {p.batch}, {heads}, {lengths}, {mask}\n\n"
+        f"whole problem: {_problem_line(bounds.problem)}\n\n"
         + table(["at the least", "MB", "us"], rows)
         + f"\n\nbound by {names}: at least {bounds.seconds * 1e6:.1f} us, at most "
         f"{bounds.tflops:.0f} TFLOP/s; S and P would take "
         f"{_mb(bounds.materialised_peak_bytes)} MB"
     )
+
+
+def _problem_line(p: Problem) -> str:
+    heads = f"{p.heads} heads" if p.heads == p.kv_heads else f"{p.heads}/{p.kv_heads} heads"
+    mask = f"{float(p.visible_share):.1%} of the pairs visible"
+    return f"batch {p.batch}, {heads}, {p.seqlen} queries x {p.seqlen_k} keys, {mask}"
 
 
 def _us(seconds: float) -> str:
@@ -199,3 +203,52 @@ def intervals_text(measurements: Sequence[Measurement]) -> str:
         for group in [[m for m in measurements if m.mma.ctas == ctas]]
     ]
     return table(header, rows) + "\n\n" + "\n".join(lines)
+
+
+def tiles_text(ranking: Ranking, top: int) -> str:
+    """The best tiles with their resources, why each is where it is, and the best with a kernel."""
+    tile = ranking.winner.tile
+    dims = f"{tile.head_dim}/{tile.head_dim_v}" if tile.head_dim != tile.head_dim_v else ""
+    head = (
+        f"{tile.gpu.title} ({tile.gpu.arch}): {tile.direction}, head_dim "
+        f"{dims or tile.head_dim}, {tile.format.name}; {_problem_line(ranking.problem)}"
+    )
+    ranked = list(zip(ranking.places, ranking.priced, strict=True))
+    shown = ranked[:top]
+    best = ranking.best_built
+    if best is not None and all(p is not best for _, p in shown):
+        shown += [(i, p) for i, p in ranked if p is best]
+    header = ["#", "tile", "CTAs", "Q", "S", "KV", "SMEM", "TMEM", "regs", "exp2", "cycles"]
+    header += ["us", "TFLOP/s", "kernel"]
+    text = table(header, [_tile_row(i, p) for i, p in shown])
+    reasons = [f"{i:>3}  {_tile_name(p)}: {ranking.reason(p)}" for i, p in shown]
+    tail = (
+        f"{len(ranking.priced)} tiles fit, {len(ranking.refused)} do not (--json lists all). "
+        "Q, S, KV: stages of queries, scores, keys or values; SMEM in bytes, TMEM in columns, "
+        "regs a softmax thread; exp2: emulated share; cycles of a KV iteration."
+    )
+    return "\n\n".join([head, text, "\n".join(reasons), textwrap.fill(tail, 100)])
+
+
+def _tile_name(p: Priced) -> str:
+    return f"{p.tile.tile_m}x{p.tile.tile_n}" + (", 2 CTAs" if p.tile.ctas == 2 else "")
+
+
+def _tile_row(rank: int, p: Priced) -> list[object]:
+    c = p.candidate
+    return [
+        rank,
+        f"{p.tile.tile_m}x{p.tile.tile_n}",
+        p.tile.ctas,
+        c.q_stages,
+        c.s_stages,
+        c.kv_stages,
+        c.smem_bytes,
+        c.tmem_columns or None,
+        c.registers or None,
+        f"{float(p.exp2_share):.2f}",
+        round(p.iteration_cycles),
+        f"{p.seconds * 1e6:.1f}",
+        round(p.tflops),
+        "yes" if p.plan else "no",
+    ]

@@ -56,8 +56,7 @@ class Tile:
         check_size("head_dim", head_dim)
         if head_dim_v is not None:
             check_size("head_dim_v", head_dim_v)
-        if direction not in DIRECTIONS:
-            raise RooflineError(f"pass {direction!r} is unknown; choose {' or '.join(DIRECTIONS)}")
+        check_direction(direction)
         if ctas not in (1, 2) or isinstance(ctas, bool):
             raise RooflineError(f"ctas {ctas!r}: one tensor-core operation spans 1 or 2 CTAs")
         if ctas == 2 and not found.has_tmem:
@@ -80,6 +79,13 @@ class Tile:
         if self.head_dim_v != self.head_dim:
             dims += f"/{self.head_dim_v}"
         return f"{self.tile_m}x{self.tile_n}, head_dim {dims}"
+
+
+def check_direction(direction: str) -> str:
+    """``direction`` if it is a known pass; RooflineError otherwise."""
+    if direction not in DIRECTIONS:
+        raise RooflineError(f"pass {direction!r} is unknown; choose {' or '.join(DIRECTIONS)}")
+    return direction
 
 
 def check_size(name: str, value: int, multiple: int = 1) -> int:

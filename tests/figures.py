@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.fa4 import bench_reference
+
 ROOT = Path(__file__).resolve().parent.parent
 PROBLEM = ("--seqlen", "512", "--heads", "1", "--head-dim", "128", "--backend", "emulator")
 DEMO = ("--input", "fa4/demo/smollm2_layer14.safetensors", "--causal")
@@ -45,7 +47,7 @@ class Figure:
         relation = ">=" if self.at_least else "<="
         verdict = "ok" if self.ok else "MISSED"
         bound = f"{relation} {self.bound:g} {self.unit}"
-        return f"{self.what:<62} {self.value:>9.3g} {self.unit:<8} {bound:<16} {verdict}"
+        return f"{self.what:<70} {self.value:>9.3g} {self.unit:<8} {bound:<16} {verdict}"
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def run(*arguments: str) -> Finished:
         stdout = out.read()
     if child.returncode:
         sys.exit(f"{' '.join(arguments)} ended with status {child.returncode}\n{stdout}")
-    return Finished(stdout, seconds, usage.ru_maxrss / 1024)
+    return Finished(stdout, seconds, usage.ru_maxrss * 1024 / 1e6)
 
 
 def emulated() -> Iterator[Figure]:
@@ -102,49 +104,14 @@ def demo() -> Iterator[Figure]:
     yield from errors("demo", json.loads(done.stdout))
 
 
-REFERENCE = """
-import json, statistics, sys, time
-import torch
-import fa4
-
-dtype = getattr(torch, sys.argv[1])
-torch.manual_seed(0)
-q, k, v = (torch.randn(1, 8192, 1, 128).to(dtype) for _ in range(3))
-
-def peak_kb():
-    with open("/proc/self/status") as status:
-        return int(next(line for line in status if line.startswith("VmHWM")).split()[1])
-
-def reset_peak():
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")
-
-def seconds(function):
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
-
-fa4.attention(q[:, :64], k[:, :64], v[:, :64])  # loads what is loaded lazily
-reset_peak()
-before = peak_kb()
-fa4.attention(q, k, v)
-memory = peak_kb() - before
-
-heads_first = [t.float().transpose(1, 2).contiguous() for t in (q, k, v)]
-torch_attention = torch.nn.functional.scaled_dot_product_attention
-ours, theirs = lambda: fa4.attention(q, k, v), lambda: torch_attention(*heads_first)
-ratios = [seconds(ours) / seconds(theirs) for _ in range(6)][1:]  # the first round warms up
-print(json.dumps({"ratio": statistics.median(ratios), "memory_mb": memory / 1024}))
-"""
-
-
 def reference() -> Iterator[Figure]:
     """The CPU reference, 1 head of 8192 tokens, beside torch's own float32 attention."""
-    for dtype in ("float32", "bfloat16"):
-        result = json.loads(run("-c", REFERENCE, dtype).stdout)
-        what = f"reference, 1 head x 8192 x d128, {dtype}"
-        yield Figure(f"{what}: time over torch's", result["ratio"], "x", 2)
-        yield Figure(f"{what}: memory", result["memory_mb"], "MB", 300)
+    for dtype, causal in (("float32", False), ("bfloat16", False), ("bfloat16", True)):
+        result = bench_reference.figures(dtype, causal)
+        what = f"reference, 1 head x 8192 x d128, {dtype}{', causal' if causal else ''}"
+        yield Figure(f"{what}: time over torch's", result["times_torch"], "x", 2)
+        memory = result["peak_bytes_above_inputs"] / 1e6
+        yield Figure(f"{what}: memory above inputs", memory, "MB", 300)
 
 
 IMPORT = """

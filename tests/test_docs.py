@@ -2,7 +2,8 @@
 
 Code blocks in Markdown: `sh` holds commands to run, `console` a command after `$ ` and the exact
 output it gives, `python` a program. Cheap ones run here as written, dear ones are marked slow, and
-of `make` only the targets are looked up, since make is what runs these tests.
+of `make` only the targets are looked up, since make is what runs these tests. `bash` is a step of a
+walk whose steps depend on each other; each walk has a test of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.conftest import ROOT
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "LIMITATIONS.md")] + sorted(
     (ROOT / "docs").glob("*.md")
 )
+WALKS = {ROOT / "docs/first_kernel.md": "tests/blackwell/test_gemm_walk.py"}
 HARD_LIMIT_LINES = 800  # the soft limit is 500
 HARD_LIMIT_FUNCTION_LINES = 120  # the soft limit is 60
 OURS = ("fa4", "kernels", "roofline", "tests")
@@ -75,6 +77,10 @@ def commands(block: Block) -> list[tuple[str, str | None]]:
     return [(part.split("\n", 1)[0], part.split("\n", 1)[1]) for part in parts[1:]]
 
 
+def is_step(language: str) -> bool:
+    return language.split()[0] == "bash"
+
+
 def is_make(command: str) -> bool:
     return command.split()[0] == "make"
 
@@ -102,8 +108,14 @@ def run(arguments: list[str], cwd: Path = ROOT) -> subprocess.CompletedProcess[s
 
 def test_every_block_has_a_known_language() -> None:
     known = ("sh", "console", "python", "text")
-    assert [block.name for block in BLOCKS if block.language not in known] == []
+    unknown = [block for block in BLOCKS if block.language not in known]
+    assert [b.name for b in unknown if not (b.document in WALKS and is_step(b.language))] == []
     assert any(block.language == "python" for block in BLOCKS)
+
+
+@pytest.mark.parametrize(("walk", "test"), WALKS.items(), ids=lambda path: Path(path).name)
+def test_every_walk_has_its_test(walk: Path, test: str) -> None:
+    assert str(walk.relative_to(ROOT)) in (ROOT / test).read_text()
 
 
 @pytest.mark.parametrize(("command", "output"), cases())

@@ -123,15 +123,17 @@ def softmax_block(
         channels.stats_full.arrive_warp(row.stats_barrier)
 
     online.subtract_maximum(scores, subtrahend, row.scale_log2)
-    write_p(row, scores)
     poison = subtrahend - subtrahend  # 0, or NaN if the maximum is NaN or infinite
-    return maximum, online.row_sum(scores, total * rescale + poison)
+    return maximum, total * rescale + poison + write_p(row, scores)
 
 
-def write_p(row: Row, scores: cute.Tensor) -> None:
-    """exp2 of the scores, in place, and P in 16 bit to TMEM; three quarters of P are announced
-    early so that PV can start."""
-    plan, channels = row.plan, row.channels
+def write_p(row: Row, scores: cute.Tensor) -> Float32:
+    """exp2 of the scores, in place, and P in 16 bit to TMEM; returns the sum of the exponentials.
+
+    Three quarters of P are announced early so that PV can start. The sum is taken chunk by chunk:
+    its additions hide behind the MUFU, and a chunk's registers are free after it.
+    """
+    plan, channels, sums = row.plan, row.channels, []
     dtype = DTYPES[plan.dtype]
     for chunk in range(plan.tile_n // COLS):
         first, last = chunk * COLS, (chunk + 1) * COLS
@@ -147,3 +149,5 @@ def write_p(row: Row, scores: cute.Tensor) -> None:
             fence_before_thread_sync()
             ready = channels.pv_ready if last == plan.p_head_cols else channels.p_tail
             ready.arrive_warp(row.stage)
+        sums = online.add_to_sums(sums, scores, first, last)
+    return online.total_of(sums)

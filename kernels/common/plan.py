@@ -95,19 +95,9 @@ class Barrier:
     first_parity: int
 
 
-# (softmax, correction, others) registers per thread; 2 x softmax + correction + others = 512.
-# Softmax holds a row of 128 scores; measured shares of the published FlashAttention-4 forward.
-_REGISTERS = {
-    # (arch, head_dim_padded, causal)
-    ("sm_100a", 64, False): (200, 64, 48),
-    ("sm_100a", 64, True): (200, 64, 48),
-    ("sm_100a", 128, False): (192, 80, 48),
-    ("sm_100a", 128, True): (192, 72, 56),
-    ("sm_103a", 64, False): (200, 64, 48),
-    ("sm_103a", 64, True): (200, 64, 48),
-    ("sm_103a", 128, False): (176, 80, 80),
-    ("sm_103a", 128, True): (176, 64, 96),
-}
+# (softmax, correction, others) registers per thread by mask; 2 x softmax + correction + others = 512.
+# FlashAttention-4's for head_dim 128 on B200. A softmax thread holds a row of 128 scores.
+_REGISTERS = {False: (192, 80, 48), True: (192, 72, 56)}
 # B200's MUFU does 16 ex2 a cycle and SM, so a part moves to the FMA pipe; B300's does 32 (arXiv
 # 2603.05451; NVIDIA developer blog "Making Softmax More Efficient with NVIDIA Blackwell Ultra").
 _EXP2_SHARE = {"sm_100a": 0.125, "sm_103a": 0.0}
@@ -149,7 +139,7 @@ class KernelPlan:
         """The plan of the Blackwell forward kernel, or :class:`PlanError` with every broken rule.
 
         ``overrides`` replaces any other field. Unset ones take the best known value: ``kv_stages``
-        as many as SMEM holds, registers and ``exp2_emulated_share`` by arch, head_dim and mask.
+        as many as SMEM holds, registers by mask, ``exp2_emulated_share`` by arch.
         """
         known = {f.name for f in dataclasses.fields(cls)} - {"gpu", "arch", "dtype", "head_dim"}
         unknown = sorted(set(overrides) - known)
@@ -157,7 +147,7 @@ class KernelPlan:
             raise PlanError([f"unknown plan field {unknown}: fields are {sorted(known)}"])
         arch = GPU_ARCHS.get(gpu, "") if isinstance(gpu, str) else ""
         padded = _pad_head_dim(head_dim)
-        registers = _REGISTERS.get((arch, padded, bool(causal)), (192, 80, 48))
+        registers = _REGISTERS[bool(causal)]
         fields: dict[str, Any] = {
             "softmax_registers": registers[0],
             "correction_registers": registers[1],

@@ -78,14 +78,21 @@ def exp2_row(scores: cute.Tensor, first: int, last: int, is_emulated) -> None:
             scores[i], scores[i + 1] = exp2_mufu(scores[i]), exp2_mufu(scores[i + 1])
 
 
-def row_sum(weights: cute.Tensor, start: Float32) -> Float32:
-    """``start`` plus a row of float32 weights, in four packed chains."""
-    chains = [(weights[2 * i], weights[2 * i + 1]) for i in range(LANES)]
-    chains[0] = cute.arch.add_packed_f32x2(chains[0], (start, Float32(0.0)))
-    for i in range(2 * LANES, cute.size(weights), 2):
-        lane = i // 2 % LANES
-        chains[lane] = cute.arch.add_packed_f32x2(chains[lane], (weights[i], weights[i + 1]))
-    even = cute.arch.add_packed_f32x2(chains[0], chains[1])
-    odd = cute.arch.add_packed_f32x2(chains[2], chains[3])
+def add_to_sums(sums: list, weights: cute.Tensor, first: int, last: int) -> list:
+    """Adds weights[first:last] to ``LANES`` packed partial sums; [] starts them."""
+    sums = list(sums)
+    for i in range(first, last, 2):
+        lane, pair = i // 2 % LANES, (weights[i], weights[i + 1])
+        if lane < len(sums):
+            sums[lane] = cute.arch.add_packed_f32x2(sums[lane], pair)
+        else:
+            sums.append(pair)
+    return sums
+
+
+def total_of(sums: list) -> Float32:
+    """The sum of all partial sums."""
+    even = cute.arch.add_packed_f32x2(sums[0], sums[1])
+    odd = cute.arch.add_packed_f32x2(sums[2], sums[3])
     low, high = cute.arch.add_packed_f32x2(even, odd)
     return low + high

@@ -17,21 +17,28 @@ WRONG = "wrong result"
 
 @dataclass(frozen=True)
 class Fault:
-    """name: what was done. old, new: the edit. seen: the finding codes that may show it."""
+    """name: what was done. old, new: the edit. seen: the code of the finding, or WRONG."""
 
     name: str
     old: str
     new: str
-    seen: frozenset[str]
+    seen: str
 
 
-def fault(name, old, new, *seen):
-    return pytest.param(Fault(name, old, new, frozenset(seen)), id=name)
+def fault(name, old, new, seen, marks=()):
+    return pytest.param(Fault(name, old, new, seen), id=name, marks=marks)
+
+
+# Right by luck wherever the warps happen to run in step: only knowing what each barrier orders
+# (happens-before) can tell. Strict, so that this list shrinks when the emulator learns it.
+ORDERED_BY_LUCK = pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="no happens-before check yet"
+)
 
 
 def observe(module):
-    """Runs 6 K tiles on a ring of 4; the findings' codes, WRONG, or nothing when all is well."""
-    m, n, k = 130, 136, 376
+    """Runs 24 K tiles on a ring of 4; the findings' codes, WRONG, or nothing when all is well."""
+    m, n, k = 130, 136, 1528
     random = torch.Generator().manual_seed(1)
     a = torch.randint(-8, 9, (m, k), generator=random).bfloat16()
     b = torch.randint(-8, 9, (n, k), generator=random).bfloat16()
@@ -60,7 +67,6 @@ FAULTS = [
         "cute.arch.mbarrier_wait(empty + stage, parity ^ 1)",
         "pass",
         "deadlock",
-        WRONG,
     ),
     fault(
         "load waits for the other parity first",
@@ -79,8 +85,6 @@ FAULTS = [
         "tCrA, tCrB, tCtC, full, empty, done)\n        if",
         "tCrA, tCrB, tCtC, empty, full, done)\n        if",
         "deadlock",
-        "mbarrier_overflow",
-        "smem_unwritten_read",
     ),
     fault(
         "the stage is never given back",
@@ -105,7 +109,6 @@ FAULTS = [
         "mbarrier_arrive_and_expect_tx(full + stage, tx_bytes)",
         "mbarrier_arrive_and_expect_tx(full + stage, tx_bytes // 2)",
         "deadlock",
-        "mbarrier_tx_overflow",
     ),
     fault(
         "a barrier expects two arrivals",
@@ -142,8 +145,6 @@ FAULTS = [
         "epilogue(tidx, out_dtype, tCtC,",
         "epilogue(tidx, out_dtype, cute.make_tensor(tmem + 32, tCtC.layout),",
         "tmem_use_before_alloc",
-        "tmem_unwritten_read",
-        "tmem_out_of_bounds",
     ),
     fault(
         "multiply writes 32 columns further on",
@@ -151,14 +152,29 @@ FAULTS = [
         "multiply(k_tiles, self.stages, tiled_mma, tCrA, tCrB, "
         "cute.make_tensor(tmem + 32, tCtC.layout),",
         "tmem_use_before_alloc",
-        "tmem_unwritten_read",
-        "tmem_out_of_bounds",
     ),
     fault(
-        "a row of A is multiplied with the next stage's B",
+        "the epilogue reads its neighbour's 32 columns",
+        "cute.copy(tmem_load, tLtC[None, chunk], rAcc)",
+        "cute.copy(tmem_load, tLtC[None, (chunk + 1) % 4], rAcc)",
+        WRONG,
+    ),
+    fault(
+        "a K block is read twice, another never",
+        "slot = (None, None, k_block, stage)",
+        "slot = (None, None, k_block // 2 * 2, stage)",
+        WRONG,
+    ),
+    fault(
+        "the ring's parity never flips",
+        "return k_tile % stages, (k_tile // stages) % 2",
+        "return k_tile % stages, 0 * k_tile",
+        "deadlock",
+    ),
+    fault(
+        "A is multiplied with the B of the next stage",
         "tCrA[slot], tCrB[slot]",
         "tCrA[slot], tCrB[None, None, k_block, (stage + 1) % stages]",
-        WRONG,
         "smem_unwritten_read",
     ),
     fault(
@@ -166,7 +182,14 @@ FAULTS = [
         "cute.arch.barrier(barrier_id=NamedBarrier.EPILOGUE, number_of_threads=128)",
         "pass",
         "smem_unwritten_read",
-        "tmem_use_after_dealloc",
+        marks=ORDERED_BY_LUCK,
+    ),
+    fault(
+        "the store reads what may still be in the generic proxy",
+        "cute.arch.fence_view_async_shared()",
+        "pass",
+        "missing_proxy_fence",
+        marks=ORDERED_BY_LUCK,
     ),
     fault(
         "tensor memory is not freed",
@@ -179,14 +202,12 @@ FAULTS = [
         "cute.arch.alloc_tmem(self.tile_n, tmem_address)",
         "cute.arch.alloc_tmem(self.tile_n // 2, tmem_address)",
         "tmem_use_before_alloc",
-        "tmem_out_of_bounds",
     ),
     fault(
         "the roles start before the barriers are initialised",
         "cute.arch.sync_threads()",
         "pass",
         "mbarrier_not_initialised",
-        "smem_unwritten_read",
     ),
 ]
 
@@ -195,4 +216,4 @@ FAULTS = [
 def test_a_planted_fault_is_seen(planted, tmp_path):
     module = load_mutated(SOURCE, {planted.old: planted.new}, tmp_path)
     seen, report = observe(module)
-    assert seen and seen <= planted.seen, f"{planted.name}: {seen}\n{report}"
+    assert seen == {planted.seen}, f"{planted.name}: {seen}\n{report}"

@@ -148,7 +148,7 @@ def test_plan_is_json_ready_hashable_and_frozen():
     plan = KernelPlan.forward(head_dim=64)
     out = json.loads(json.dumps(plan.to_dict(), allow_nan=False))
     assert out["head_dim_padded"] == 64 and out["kv_stages"] == 10 and out["tile_q"] == 256
-    assert out["roles"][2] == {"name": "correction", "warps": [8, 9, 10, 11], "registers": 64}
+    assert out["roles"][2] == {"name": "correction", "warps": [8, 9, 10, 11], "registers": 80}
     assert out["tmem_map"][4]["first_col"] == 256 and out["smem_bytes"] == plan.smem_bytes
     assert plan == KernelPlan.forward(head_dim=64) and len({plan, KernelPlan.forward()}) == 2
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -37,7 +37,11 @@ def random_problems(count: int) -> list[Problem]:
     return problems
 
 
-@pytest.mark.parametrize("problem", random_problems(25), ids=str)
+# The first key is seen by the last row of a query tile, and by the first row of the next one.
+BOUNDARIES = [Problem(1, 256 + shift, 256, 1, 1, True) for shift in (63, 64, 127, 128, 129)]
+
+
+@pytest.mark.parametrize("problem", random_problems(25) + BOUNDARIES, ids=str)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("ctas", [1, 2])
 def test_visible_pairs_and_visited_tiles(problem: Problem, direction: str, ctas: int) -> None:
@@ -120,6 +124,14 @@ def test_makespan_is_longest_first() -> None:
         items = [rng.randint(1, 30) for _ in range(rng.randint(1, 80))]
         slots = rng.randint(1, 12)
         assert makespan(Counter(items), slots) == schedule(items, slots)
+
+
+def test_large_makespans_are_bounded() -> None:
+    """Beyond what is simulated the bound is within a longest item of the schedule."""
+    rng = random.Random(12)
+    items = [rng.randint(1, 30) for _ in range(6000)]
+    exact = schedule(items, 148)
+    assert exact - 30 <= makespan(Counter(items), 148) <= exact
 
 
 def test_waves_and_tails() -> None:

@@ -2,5 +2,14 @@
 
 from .descriptors import InstrDescriptor, SmemDescriptor
 from .tensorcore import mma
+from .tma import bulk_load, bulk_store, load_tile, store_tile
 
-__all__ = ["InstrDescriptor", "SmemDescriptor", "mma"]
+__all__ = [
+    "InstrDescriptor",
+    "SmemDescriptor",
+    "bulk_load",
+    "bulk_store",
+    "load_tile",
+    "mma",
+    "store_tile",
+]

@@ -120,6 +120,16 @@ class SharedMemory:
         self.window[addr:end] = values
         self.window_valid[addr:end] = 1
 
+    def write_chunks(
+        self, index: NDArray[np.int64], values: NDArray[np.uint8], what: str = "write"
+    ) -> None:
+        """Write uint8[16 * n] to the 16-byte chunks at the addresses ``16 * index``, int64[n]."""
+        low, high = int(index.min()) << 4, (int(index.max()) << 4) + 16
+        self.check_range(low, high - low, what)
+        self.check_no_mbarrier(low, high, what)
+        self.views[16][index] = values.view(ELEMENT_DTYPES[16])
+        self._valid_views[16][index] = _ALL_WRITTEN[16]
+
     def check_range(self, addr: int, nbytes: int, what: str) -> int:
         """``addr + nbytes``; raises smem_out_of_bounds unless all of it is the CTA's own."""
         end = addr + nbytes
