@@ -306,7 +306,7 @@ class Machine:
             segment = segments[pc]
             if segment.checks or segment.marks:
                 _check_written(warp, segment, mask)
-            if warp.pending_ld and segment.ld_uses:
+            if warp.pending_ld and segment.ld_touches:
                 self._touch_loads(warp, segment)
             if segment.native:
                 taken = segment.run(warp.registers.address, mask, params)
@@ -373,6 +373,9 @@ class Machine:
         text, while silicon's scoreboard holds the use until the load is complete."""
         last = -1
         for k, load in enumerate(warp.pending_ld):
+            if load.pc in segment.ld_touches and load.effect is not None:
+                load.effect()
+                load.effect = None
             if load.pc in segment.ld_uses:
                 last = k
         if last < 0:

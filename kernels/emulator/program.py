@@ -40,7 +40,8 @@ class Segment:
     count: int = 0
     converged: bool = False  # needs every live lane of the warp
     leaves: bool = False  # ret or exit
-    ld_uses: frozenset[int] = frozenset()  # tcgen05.ld segments whose registers it touches
+    ld_uses: frozenset[int] = frozenset()  # tcgen05.ld segments whose results it computes with
+    ld_touches: frozenset[int] = frozenset()  # and those whose registers it names at all
 
     @property
     def first(self) -> Instr:
@@ -251,21 +252,40 @@ def _names(mask: int, by_bit: list[str]) -> list[str]:
 
 
 def _link_loads(segments: list[Segment]) -> None:
-    """Notes which segments touch the registers of which tcgen05.ld."""
-    loads: dict[str, set[int]] = {}
+    """Notes which segments touch, and which truly use, the registers of which tcgen05.ld.
+
+    NVVM moves and packs a load's registers above its tcgen05.wait::ld, which for ptxas is renaming;
+    a copy counts as the load's register, and copying as touching it, not as using it.
+    """
+    loads: dict[str, frozenset[int]] = {}
     for segment in segments:
         if not segment.native and segment.first.op.startswith("tcgen05.ld."):
             for name in uses_and_defs(segment.first)[1]:
-                loads.setdefault(name, set()).add(segment.index)
+                loads[name] = loads.get(name, frozenset()) | {segment.index}
     if not loads:
         return
-    for segment in segments:
-        touched: set[int] = set()
-        for ins in segment.instrs:
-            uses, defs = uses_and_defs(ins)
-            for name in (*uses, *defs):
-                touched |= loads.get(name, set())
-        segment.ld_uses = frozenset(touched)
+    facts = [
+        (segment.index, ins.mods[0] == "mov", *uses_and_defs(ins))
+        for segment in segments
+        for ins in segment.instrs
+    ]
+    nothing: frozenset[int] = frozenset()
+    changed = True
+    while changed:
+        changed = False
+        for _, copies, uses, defs in facts:
+            if copies:
+                source = nothing.union(*(loads.get(name, nothing) for name in uses))
+                for name in defs:
+                    if not source <= loads.get(name, nothing):
+                        loads[name] = loads.get(name, nothing) | source
+                        changed = True
+    for index, copies, uses, defs in facts:
+        touched = nothing.union(*(loads.get(name, nothing) for name in (*uses, *defs)))
+        segments[index].ld_touches |= touched - {index}
+        if not copies:
+            used = nothing.union(*(loads.get(name, nothing) for name in uses))
+            segments[index].ld_uses |= used
 
 
 def place_shared(entry: Entry) -> tuple[dict[str, int], int]:

@@ -53,7 +53,7 @@ def _issue_load(
     w: Warp, tmap: TensorMap, coords: tuple[int, ...], there: Cta, start: int, notified: Cta, at: int
 ) -> None:
     machine = w.cta.machine
-    nbytes = tmap.box_bytes
+    nbytes = tmap.tile_bytes
     engine = None
     if machine.race is not None:
         engine = machine.race.tma_load(w, there, start, nbytes)
@@ -86,7 +86,7 @@ def tensor_store(b: Binding) -> Handler:
             cta, at = w.cta.locate(start(w, lane))
             _issue_store(w, lane, lambda t=tmap, c=box, a=at: tma.store_tile(
                 t, c, machine.gmem, cta.smem, a
-            ), cta, at, tmap.box_bytes)
+            ), cta, at, tmap.tile_bytes)
         machine.events += 1
 
     return run
