@@ -79,6 +79,12 @@ def _positive(text: str) -> int:
     return value
 
 
+def _seed(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
+    return int(text)
+
+
 def _tile(text: str) -> tuple[int, int]:
     parts = text.lower().split("x")
     if len(parts) != 2 or not all(part.isascii() and part.isdigit() for part in parts):
@@ -153,7 +159,12 @@ def _add_run(commands: Any) -> None:
         flag = f"--{name.replace('_', '-')}"
         add(flag, type=_positive, metavar="N", help=f"{what} ({shown})")
     add("--dtype", metavar="DTYPE", help=f"{', '.join(DTYPES)}, or bf16, fp16 ... (bfloat16)")
-    add("--seed", type=int, help="of the random input and of the emulator's scheduler (0)")
+    add(
+        "--seed",
+        type=_seed,
+        metavar="N",
+        help="of the random input and of the emulator's scheduler (0)",
+    )
     add("--causal", action="store_true", help="bottom-right aligned causal mask")
     _add_gpu(parser, "the emulator's model (b200)", type=_gpu)
     add("--backend", default="auto", metavar="NAME", help=f"{', '.join(BACKENDS)} (auto)")

@@ -12,6 +12,7 @@ import torch
 from fa4 import accuracy, api, support
 from fa4.arch import gpu_name
 from fa4.backends import Result
+from fa4.errors import UnsupportedError
 from fa4.inputs import QKV
 from fa4.problem import AttentionProblem
 from fa4.progress import ProgressBar
@@ -94,8 +95,7 @@ def run(
             f"plan fields {', '.join(plan_fields)} with backend 'reference', which has no plan: "
             "use backend 'emulator' or 'cuda', or leave them out"
         )
-    announce(f"{problem}\n")
-    inputs = tuple(t.cuda() for t in qkv) if backend == "cuda" else qkv
+    inputs = _on_gpu(qkv) if backend == "cuda" else qkv
     options: dict[str, Any] = {}
     start = time.perf_counter()
     with ProgressBar(f"emulating {gpu or api.DEFAULT_GPU}", show_progress) as bar:
@@ -108,11 +108,13 @@ def run(
             backend=backend,
             gpu=gpu,
             plan_fields=plan_fields,
-            announce=lambda plan: announce(f"{plan}\n"),
+            announce=lambda plan: announce(f"{problem}\n\n{plan}\n"),
             **options,
         )
     if backend == "cuda":
         torch.cuda.synchronize()
+    if result.plan is None:
+        announce(f"{problem}\n")
     seconds = time.perf_counter() - start
     if result.report is not None:
         seconds = result.report.seconds
@@ -145,6 +147,14 @@ def _resolve(problem: AttentionProblem, backend: str, gpu: str | None) -> str:
         kv_heads=problem.kv_heads,
     )
     return "cuda" if fits and gpu is None else "emulator"
+
+
+def _on_gpu(qkv: QKV) -> QKV:
+    """The tensors on this machine's GPU; UnsupportedError where there is none."""
+    if support.detect_arch() is None:
+        raise UnsupportedError(support.supports(gpu="none", backend="cuda").reason)
+    q, k, v = (t.cuda() for t in qkv)
+    return q, k, v
 
 
 def _budgets(result: Result) -> tuple[Any, Any]:

@@ -18,10 +18,11 @@ public.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, cached_property
 from pathlib import Path
@@ -120,7 +121,7 @@ class Gpu:
     name: str
     title: str
     arch: str
-    quantities: Mapping[str, Quantity] = field(hash=False)
+    quantities: Mapping[str, Quantity] = dataclasses.field(hash=False)
 
     def __getitem__(self, field: str) -> Quantity:
         """The quantity; RooflineError if this GPU has none (no such unit, or not known)."""

@@ -17,25 +17,7 @@ from dataclasses import dataclass
 from ..findings import UnsupportedPTX
 from ..ptx.ast import Imm, Instr, Operand, Reg, Special, Sym
 from ..registers import RegisterFile
-
-V = 32  # lanes
-I1, I16, I32, I64 = (f"<{V} x i{n}>" for n in (1, 16, 32, 64))
-F32, F64 = f"<{V} x float>", f"<{V} x double>"
-
-
-def splat_i(bits: int, value: int) -> str:
-    return f"splat (i{bits} {value & ((1 << bits) - 1)})"
-
-
-def splat_f32(value: float) -> str:
-    """A float32 splat constant; LLVM writes floats as the hex bits of the equal double."""
-    as_f32 = struct.unpack("<f", struct.pack("<f", value))[0]
-    bits = struct.unpack("<Q", struct.pack("<d", as_f32))[0]
-    return f"splat (float 0x{bits:016X})"
-
-
-def splat_f64(value: float) -> str:
-    return f"splat (double 0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X})"
+from .ir import F32, F64, I1, I16, I32, I64, ZERO, Code, V, splat_i
 
 
 @dataclass(slots=True)
@@ -69,7 +51,7 @@ class VPred:
 Value = V16 | V32 | V64 | VPred
 
 
-class BlockBuilder:
+class BlockBuilder(Code):
     """Emits the body of one block function. ``regs`` gives each register its place in memory."""
 
     def __init__(
@@ -80,30 +62,16 @@ class BlockBuilder:
         params: dict[str, int],
         clustered: bool = False,
     ) -> None:
+        super().__init__()
         self.name = name
         self.regs = regs
         self.symbols = symbols  # shared variables -> shared-window address
         self.clustered = clustered  # shared addresses carry the CTA's rank
         self.params = params  # kernel parameters -> byte offset in the parameter block
-        self.lines: list[str] = []
         self.env: dict[str, Value] = {}
         self.defs: dict[str, None] = {}  # registers written here, in order
         self.guard: str | None = None  # <32 x i1> of the instruction being built
         self.instr: Instr | None = None
-        self.intrinsics: set[str] = set()
-        self.n = 0
-
-    # -- emission ------------------------------------------------------------------------------
-
-    def t(self, expr: str) -> str:
-        self.n += 1
-        name = f"%v{self.n}"
-        self.lines.append(f"  {name} = {expr}")
-        return name
-
-    def call(self, ret: str, name: str, *args: tuple[str, str]) -> str:
-        self.intrinsics.add(f"declare {ret} @{name}({', '.join(t for t, _ in args)})")
-        return self.t(f"call {ret} @{name}({', '.join(f'{t} {v}' for t, v in args)})")
 
     def unsupported(self, why: str) -> UnsupportedPTX:
         assert self.instr is not None
@@ -171,7 +139,7 @@ class BlockBuilder:
             assert value.f is not None
             bits = self.t(f"bitcast {F32} {value.f} to {I32}")
             if value.raw:
-                nan = self.t(f"fcmp uno {F32} {value.f}, zeroinitializer")
+                nan = self.t(f"fcmp uno {F32} {value.f}, {ZERO}")
                 bits = self.t(f"select {I1} {nan}, {I32} {splat_i(32, 0x7FFFFFFF)}, {I32} {bits}")
             value.i = bits
         return value.i
@@ -226,7 +194,7 @@ class BlockBuilder:
 
     def i32(self, op: Operand) -> str:
         if isinstance(op, Imm):
-            return splat_i(32, self._imm_bits(op, 32))
+            return splat_i(32, self.imm_bits(op, 32))
         if isinstance(op, Sym):
             return self.symbol32(op)
         value = self.value(self._reg(op, "b32"))
@@ -235,7 +203,7 @@ class BlockBuilder:
 
     def f32(self, op: Operand) -> str:
         if isinstance(op, Imm):
-            return f"bitcast ({I32} {splat_i(32, self._imm_bits(op, 32))} to {F32})"
+            return f"bitcast ({I32} {splat_i(32, self.imm_bits(op, 32))} to {F32})"
         value = self.value(self._reg(op, "b32"))
         assert isinstance(value, V32)
         return self.float32(value)
@@ -249,7 +217,7 @@ class BlockBuilder:
 
     def i64(self, op: Operand) -> str:
         if isinstance(op, Imm):
-            return splat_i(64, self._imm_bits(op, 64))
+            return splat_i(64, self.imm_bits(op, 64))
         if isinstance(op, Sym):
             return self.symbol64(op)
         value = self.value(self._reg(op, "b64"))
@@ -259,7 +227,7 @@ class BlockBuilder:
     def f64(self, op: Operand) -> str:
         return self.t(f"bitcast {I64} {self.i64(op)} to {F64}")
 
-    def _imm_bits(self, op: Imm, bits: int) -> int:
+    def imm_bits(self, op: Imm, bits: int) -> int:
         if not op.is_float or op.bits == bits:
             return op.value
         as_double = (
@@ -340,7 +308,7 @@ class BlockBuilder:
 
     def set_f64(self, op: Operand, name: str) -> None:
         bits = self.t(f"bitcast {F64} {name} to {I64}")
-        nan = self.t(f"fcmp uno {F64} {name}, zeroinitializer")
+        nan = self.t(f"fcmp uno {F64} {name}, {ZERO}")
         canonical = splat_i(64, 0x7FF8000000000000)
         self.set_i64(op, self.t(f"select {I1} {nan}, {I64} {canonical}, {I64} {bits}"))
 

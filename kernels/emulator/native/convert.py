@@ -2,66 +2,110 @@
 
 from __future__ import annotations
 
+import math
 import re
 
-from ..ptx.ast import Instr
-from .builder import F32, F64, I1, I16, I32, BlockBuilder, splat_f32, splat_i
-from .floating import _directed, _saturate, _widen, flush
+from ..ptx.ast import Instr, Operand, Reg
+from .builder import BlockBuilder
+from .floating import directed, flush, saturate, widen
 from .integer import get, put
+from .ir import F16, F32, F64, I1, I16, I32, ZERO, Code, splat_f32, splat_i
 from .table import native
 
-_ZERO = "zeroinitializer"
 _ROUND_INT = {"rni": "rint", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
 
 
-@native(r"cvt(\.sat)?\.([us])(8|16|32|64)\.([us])(8|16|32|64)")
+def _register_bits(op: Operand, bits: str) -> str:
+    """Width of the register that holds the operand: at least ``bits``."""
+    return op.kind[1:] if isinstance(op, Reg) else bits
+
+
+def _resize(b: BlockBuilder, value: str, width: int, to: int, sign: str) -> str:
+    """Cuts, or extends by the sign."""
+    if width == to:
+        return value
+    op = "trunc" if width > to else "sext" if sign == "s" else "zext"
+    return b.t(f"{op} <32 x i{width}> {value} to <32 x i{to}>")
+
+
+def _narrow_source(b: BlockBuilder, x: Operand, bits: str) -> str:
+    """A source of ``bits``: the low part of its register (PTX ISA 9.1 section 9.4.1)."""
+    width = _register_bits(x, bits)
+    if width not in ("16", "32", "64") or int(width) < int(bits):
+        raise b.unsupported(f"a source of {bits} bits in {x}")
+    return _resize(b, get(b, width, x), int(width), int(bits), "u")
+
+
+def _put_extended(b: BlockBuilder, d: Operand, value: str, bits: str, sign: str) -> None:
+    """A result of ``bits`` fills its register: sign-extended if signed, else with zeros."""
+    width = _register_bits(d, bits)
+    if width not in ("16", "32", "64") or int(width) < int(bits):
+        raise b.unsupported(f"a result of {bits} bits in {d}")
+    put(b, width, d, _resize(b, value, int(bits), int(width), sign))
+
+
+@native(r"cvt()\.([us])(8|16|32|64)\.([us])(8|16|32|64)")
+@native(r"cvt(\.sat)\.(u)(8|16|32|64)\.(s)(8|16|32|64)")  # wherever saturation is possible
+@native(r"cvt(\.sat)\.([us])(8)\.(u)(16|32|64)")
+@native(r"cvt(\.sat)\.([us])(16)\.(u)(32|64)")
+@native(r"cvt(\.sat)\.([us])(32)\.(u)(64)")
+@native(r"cvt(\.sat)\.(s)(8)\.(u)(8)")
+@native(r"cvt(\.sat)\.(s)(8|16)\.(u)(16)")
+@native(r"cvt(\.sat)\.(s)(8|16|32)\.(u)(32)")
+@native(r"cvt(\.sat)\.(s)(8|16|32|64)\.(u)(64)")
+@native(r"cvt(\.sat)\.(s)(8)\.(s)(16|32|64)")
+@native(r"cvt(\.sat)\.(s)(16)\.(s)(32|64)")
+@native(r"cvt(\.sat)\.(s)(32)\.(s)(64)")
 def int_to_int(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
-    """The source is read at its own width, then extended or cut; 8-bit values live in wider
-    registers, the destination register is filled by extension."""
-    if m[1]:
-        raise b.unsupported("cvt.sat between integers is not modelled")
+    """The source is read at its own width, clamped (.sat) or cut or extended to the destination's,
+    which fills its register."""
     d, x = ins.operands
-    dst_kind, src_kind = (getattr(op, "kind", f"b{m[k]}") for op, k in ((d, 3), (x, 5)))
-    value, width = get(b, src_kind[1:], x), int(src_kind[1:])
-    for bits, sign in ((int(m[5]), m[4]), (int(m[3]), m[2])):
-        if width > bits:
-            value = b.t(f"trunc <32 x i{width}> {value} to <32 x i{bits}>")
-            width = bits
-        target = max(int(m[3]), int(dst_kind[1:])) if bits == int(m[5]) else int(dst_kind[1:])
-        if width < target:
-            op = "sext" if sign == "s" else "zext"
-            value = b.t(f"{op} <32 x i{width}> {value} to <32 x i{target}>")
-            width = target
-    put(b, dst_kind[1:], d, value)
+    value, width, to = _narrow_source(b, x, m[5]), int(m[5]), int(m[3])
+    if m[1]:
+        value = _clamp(b, value, width, m[4], m[2], to)
+    value = _resize(b, value, width, to, m[4])
+    _put_extended(b, d, value, m[3], m[2])
 
 
-@native(r"cvt\.(rn|rz|rm|rp)\.f32\.([us])(8|16|32|64)")
+def _clamp(b: BlockBuilder, value: str, width: int, sign: str, to_sign: str, to: int) -> str:
+    """Into the range of the destination type, as far as the source type can leave it."""
+    ty = f"<32 x i{width}>"
+    high = (1 << (to - (to_sign == "s"))) - 1
+    low = -(1 << (to - 1)) if to_sign == "s" else 0
+    if high < (1 << (width - (sign == "s"))) - 1:
+        name = f"llvm.{sign}min.v32i{width}"
+        value = b.call(ty, name, (ty, value), (ty, splat_i(width, high)))
+    if sign == "s" and low > -(1 << (width - 1)):
+        value = b.call(ty, f"llvm.smax.v32i{width}", (ty, value), (ty, splat_i(width, low)))
+    return value
+
+
+@native(r"cvt\.(rn)\.f32\.([us])(8|16|32|64)")
+@native(r"cvt\.(rz|rm|rp)\.f32\.([us])(8|16|32)")
 def int_to_f32(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     d, x = ins.operands
-    kind = getattr(x, "kind", f"b{m[3]}")
-    value, width = get(b, kind[1:], x), int(kind[1:])
-    if width > int(m[3]):
-        value = b.t(f"trunc <32 x i{width}> {value} to <32 x i{m[3]}>")
-        width = int(m[3])
-    ty, op = f"<32 x i{width}>", "sitofp" if m[2] == "s" else "uitofp"
+    value, ty = _narrow_source(b, x, m[3]), f"<32 x i{m[3]}>"
+    op = "sitofp" if m[2] == "s" else "uitofp"
     r = b.t(f"{op} {ty} {value} to {F32}")
     if m[1] != "rn":
-        if width == 64:
-            raise b.unsupported("directed rounding of 64-bit integers is not modelled")
         exact = b.t(f"{op} {ty} {value} to {F64}")
-        r = _directed(b, m[1], r, b.t(f"fsub {F64} {exact}, {_widen(b, r)}"), F64)
+        r = directed(b, m[1], r, b.t(f"fsub {F64} {exact}, {widen(b, r)}"))
     b.set_f32(d, r, raw=False)
 
 
-@native(r"cvt\.(rni|rzi|rmi|rpi)(\.ftz)?(\.sat)?\.([us])(16|32|64)\.f32")
+@native(r"cvt\.(rni|rzi|rmi|rpi)(\.ftz)?(?:\.sat)?\.([us])(8|16|32|64)\.f32")
 def f32_to_int(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
-    """Out-of-range values clamp to the destination's range; NaN gives 0."""
+    """Out-of-range values clamp to the destination's range. NaN gives 0, or for 64-bit
+    destinations 1 << 63 (PTX ISA 9.1 section 9.7.9.21)."""
     d, x = ins.operands
-    value = flush(b, b.f32(x)) if m[2] else b.f32(x)
-    value = b.call(F32, f"llvm.{_ROUND_INT[m[1]]}.v32f32", (F32, value))
-    ty = f"<32 x i{m[5]}>"
-    out = b.call(ty, f"llvm.fpto{m[4]}i.sat.v32i{m[5]}.v32f32", (F32, value))
-    put(b, m[5], d, out)
+    source = flush(b, b.f32(x)) if m[2] else b.f32(x)
+    value = b.call(F32, f"llvm.{_ROUND_INT[m[1]]}.v32f32", (F32, source))
+    ty = f"<32 x i{m[4]}>"
+    out = b.call(ty, f"llvm.fpto{m[3]}i.sat.v32i{m[4]}.v32f32", (F32, value))
+    if m[4] == "64":
+        nan = b.t(f"fcmp uno {F32} {source}, {ZERO}")
+        out = b.t(f"select {I1} {nan}, {ty} {splat_i(64, 1 << 63)}, {ty} {out}")
+    _put_extended(b, d, out, m[4], m[3])
 
 
 @native(r"cvt\.(rni|rzi|rmi|rpi)(\.ftz)?(\.sat)?\.f32\.f32")
@@ -69,14 +113,14 @@ def f32_to_integral(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     d, x = ins.operands
     value = flush(b, b.f32(x)) if m[2] else b.f32(x)
     value = b.call(F32, f"llvm.{_ROUND_INT[m[1]]}.v32f32", (F32, value))
-    b.set_f32(d, _saturate(b, value) if m[3] else value)
+    b.set_f32(d, saturate(b, value) if m[3] else value)
 
 
 @native(r"cvt(\.ftz)?(\.sat)?\.f32\.f32")
 def f32_to_f32(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     d, x = ins.operands
     value = flush(b, b.f32(x)) if m[1] else b.f32(x)
-    b.set_f32(d, _saturate(b, value) if m[2] else value)
+    b.set_f32(d, saturate(b, value) if m[2] else value)
 
 
 @native(r"cvt\.rn\.f32\.f64")
@@ -88,13 +132,13 @@ def f64_to_f32(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
 @native(r"cvt\.f64\.f32")
 def f32_to_f64(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     d, x = ins.operands
-    b.set_f64(d, _widen(b, b.f32(x)))
+    b.set_f64(d, widen(b, b.f32(x)))
 
 
 # -- 16-bit floats -------------------------------------------------------------------------------
 
 
-def to_bf16(b: BlockBuilder, x: str, rounding: str = "rn") -> str:
+def _to_bf16(b: Code, x: str, rounding: str) -> str:
     """float32 -> bfloat16 bits in the low half of 32. NaN becomes 0x7fff."""
     bits = b.t(f"bitcast {F32} {x} to {I32}")
     if rounding == "rn":
@@ -102,41 +146,52 @@ def to_bf16(b: BlockBuilder, x: str, rounding: str = "rn") -> str:
         lsb = b.t(f"and {I32} {lsb}, {splat_i(32, 1)}")
         bits = b.t(f"add {I32} {bits}, {b.t(f'add {I32} {lsb}, {splat_i(32, 0x7FFF)}')}")
     out = b.t(f"lshr {I32} {bits}, {splat_i(32, 16)}")
-    nan = b.t(f"fcmp uno {F32} {x}, {_ZERO}")
+    nan = b.t(f"fcmp uno {F32} {x}, {ZERO}")
     return b.t(f"select {I1} {nan}, {I32} {splat_i(32, 0x7FFF)}, {I32} {out}")
 
 
-def to_f16(b: BlockBuilder, x: str, rounding: str = "rn") -> str:
-    """float32 -> float16 bits in the low half of 32. NaN becomes 0x7fff."""
-    if rounding != "rn":
-        raise b.unsupported(f"rounding .{rounding} to f16 is not modelled")
-    half = b.t(f"fptrunc {F32} {x} to <32 x half>")
-    out = b.t(f"zext {I16} {b.t(f'bitcast <32 x half> {half} to {I16}')} to {I32}")
-    nan = b.t(f"fcmp uno {F32} {x}, {_ZERO}")
+def _to_f16(b: Code, x: str, rounding: str) -> str:
+    """float32 -> float16 bits in the low half of 32. NaN becomes 0x7fff. Rounding towards zero
+    steps back from a nearest result that is larger than the source."""
+    half = b.t(f"fptrunc {F32} {x} to {F16}")
+    bits = b.t(f"bitcast {F16} {half} to {I16}")
+    if rounding == "rz":
+        sizes = [
+            b.call(F32, "llvm.fabs.v32f32", (F32, v))
+            for v in (b.t(f"fpext {F16} {half} to {F32}"), x)
+        ]
+        infinite = b.t(f"fcmp oeq {F32} {sizes[1]}, {splat_f32(math.inf)}")
+        larger = b.t(f"fcmp ogt {F32} {sizes[0]}, {sizes[1]}")
+        larger = b.t(f"and {I1} {larger}, {b.t(f'xor {I1} {infinite}, {splat_i(1, 1)}')}")
+        bits = b.t(f"sub {I16} {bits}, {b.t(f'zext {I1} {larger} to {I16}')}")
+    out = b.t(f"zext {I16} {bits} to {I32}")
+    nan = b.t(f"fcmp uno {F32} {x}, {ZERO}")
     return b.t(f"select {I1} {nan}, {I32} {splat_i(32, 0x7FFF)}, {I32} {out}")
 
 
-_TO16 = {"bf16": to_bf16, "f16": to_f16}
+def _to_16(b: Code, x: str, m: re.Match[str]) -> str:
+    """m: (rounding, .relu, format)"""
+    if m[2]:  # .relu: negative becomes +0, NaN stays
+        x = b.call(F32, "llvm.maximum.v32f32", (F32, x), (F32, splat_f32(0.0)))
+    return {"bf16": _to_bf16, "f16": _to_f16}[m[3]](b, x, m[1])
 
 
 @native(r"cvt\.(rn|rz)(\.relu)?\.(bf16|f16)x2\.f32")
 def to_16x2(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     """``cvt.rn.bf16x2.f32 d, a, b``: a goes to the upper half, b to the lower."""
     d, high, low = ins.operands
-    parts = []
-    for source in (high, low):
-        x = b.f32(source)
-        if m[2]:
-            x = b.call(F32, "llvm.maximum.v32f32", (F32, x), (F32, splat_f32(0.0)))
-        parts.append(_TO16[m[3]](b, x, m[1]))
-    upper = b.t(f"shl {I32} {parts[0]}, {splat_i(32, 16)}")
-    b.set_i32(d, b.t(f"or {I32} {upper}, {parts[1]}"))
+
+    def emit(c: Code, high: str, low: str) -> str:
+        upper = c.t(f"shl {I32} {_to_16(c, high, m)}, {splat_i(32, 16)}")
+        return c.t(f"or {I32} {upper}, {_to_16(c, low, m)}")
+
+    b.set_i32(d, b.outlined(I32, ins.op, emit, (F32, b.f32(high)), (F32, b.f32(low))))
 
 
-@native(r"cvt\.(rn|rz)\.(bf16|f16)\.f32")
+@native(r"cvt\.(rn|rz)(\.relu)?\.(bf16|f16)\.f32")
 def to_16(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     d, x = ins.operands
-    b.set_i16(d, b.t(f"trunc {I32} {_TO16[m[2]](b, b.f32(x), m[1])} to {I16}"))
+    b.set_i16(d, b.t(f"trunc {I32} {_to_16(b, b.f32(x), m)} to {I16}"))
 
 
 @native(r"cvt\.f32\.(bf16|f16)")

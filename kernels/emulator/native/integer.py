@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from ..ptx.ast import Imm, Instr, Operand, Reg, RegPair, Sink, Special, Sym, Vec
-from .builder import F32, I1, I16, I32, I64, V32, BlockBuilder, splat_i
+from .builder import V32, BlockBuilder
+from .ir import F32, I1, I16, I32, I64, Code, splat_i
 from .table import native
 
 _INT = {"16": I16, "32": I32, "64": I64}
@@ -167,7 +168,8 @@ def not_pred(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     b.set_p(d, b.t(f"xor {I1} {b.p(x)}, {splat_i(1, 1)}"))
 
 
-@native(r"(shl|shr)\.([bus])(16|32|64)")
+@native(r"(shl)\.(b)(16|32|64)")
+@native(r"(shr)\.([bus])(16|32|64)")
 def shift(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     """Amounts above the width are clamped to it (PTX ISA 9.7.8.7): zeros, or the sign."""
     d, x, amount = ins.operands
@@ -234,10 +236,12 @@ def lop3(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
 
 @native(r"prmt\.b32")
 def prmt(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
-    """Default mode with an immediate selector: four nibbles, bit 3 replicates the sign."""
+    """Default mode: four nibbles choose bytes, bit 3 replicates the byte's sign."""
     d, x, y, selector = ins.operands
     if not isinstance(selector, Imm):
-        raise b.unsupported("only an immediate selector is modelled")
+        args = ((I32, b.i32(v)) for v in (x, y, selector))
+        b.set_i32(d, b.outlined(I32, "prmt", _prmt, *args))
+        return
     sources = (b.i32(x), b.i32(y))
     out = "zeroinitializer"
     for i in range(4):
@@ -251,29 +255,80 @@ def prmt(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     b.set_i32(d, b.t(f"or {I32} {out}, zeroinitializer"))
 
 
-@native(r"bfe\.([us])32")
+def _prmt(b: Code, x: str, y: str, selector: str) -> str:
+    """Each lane has a selector of its own."""
+    high = b.t(f"shl {I64} {b.t(f'zext {I32} {y} to {I64}')}, {splat_i(64, 32)}")
+    source = b.t(f"or {I64} {high}, {b.t(f'zext {I32} {x} to {I64}')}")
+    out = "zeroinitializer"
+    for i in range(4):
+        nibble = b.t(f"lshr {I32} {selector}, {splat_i(32, 4 * i)}")
+        at = b.t(f"shl {I32} {b.t(f'and {I32} {nibble}, {splat_i(32, 7)}')}, {splat_i(32, 3)}")
+        moved = b.t(f"lshr {I64} {source}, {b.t(f'zext {I32} {at} to {I64}')}")
+        byte = b.t(f"trunc {I64} {moved} to <32 x i8>")
+        signs = b.t(f"ashr <32 x i8> {byte}, {splat_i(8, 7)}")
+        flag = b.t(f"and {I32} {nibble}, {splat_i(32, 8)}")
+        wants_sign = b.t(f"icmp ne {I32} {flag}, zeroinitializer")
+        byte = b.t(f"select {I1} {wants_sign}, <32 x i8> {signs}, <32 x i8> {byte}")
+        byte = b.t(f"zext <32 x i8> {byte} to {I32}")
+        out = b.t(f"or {I32} {out}, {b.t(f'shl {I32} {byte}, {splat_i(32, 8 * i)}')}")
+    return out
+
+
+@native(r"bfe\.([us])(32|64)")
 def bfe(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
-    """Immediate position and length only (PTX ISA 9.7.1.21)."""
+    """Bits pos to pos+len-1, extended (PTX ISA 9.1 section 9.7.1.19)."""
     d, x, pos, length = ins.operands
-    if not isinstance(pos, Imm) or not isinstance(length, Imm):
-        raise b.unsupported("only immediate position and length are modelled")
-    p, n = pos.value & 0xFF, length.value & 0xFF
-    if n == 0 or p > 31 or p + n > 32:
-        raise b.unsupported(f"field {p}+{n} outside 32 bits is not modelled")
-    out = b.t(f"shl {I32} {b.i32(x)}, {splat_i(32, 32 - p - n)}")
-    op = "ashr" if m[1] == "s" else "lshr"
-    b.set_i32(d, b.t(f"{op} {I32} {out}, {splat_i(32, 32 - n)}"))
+    ty, sign = _INT[m[2]], m[1]
+    emit = lambda c, x, p, n: _bfe(c, sign, int(m[2]), x, p, n)
+    args = ((ty, get(b, m[2], x)), (I32, b.i32(pos)), (I32, b.i32(length)))
+    put(b, m[2], d, b.outlined(ty, f"bfe.{sign}{m[2]}", emit, *args))
 
 
-@native(r"selp\.[busf](16|32|64)")
+def _bfe(b: Code, sign: str, bits: int, x: str, pos: str, length: str) -> str:
+    """The field is moved to the top and back down; shifts as wide as the register or wider, which
+    the host leaves undefined, do not occur: amounts are cut, a shift right is done in two steps."""
+    ty, top = _INT[str(bits)], bits - 1
+    p, n = (b.t(f"and {I32} {v}, {splat_i(32, 0xFF)}") for v in (pos, length))
+    empty = b.t(f"icmp eq {I32} {n}, zeroinitializer")
+    if bits == 64:
+        x, p, n = x, b.t(f"zext {I32} {p} to {ty}"), b.t(f"zext {I32} {n} to {ty}")
+    shift = "ashr" if sign == "s" else "lshr"
+    beyond = b.t(f"icmp ugt {ty} {p}, {splat_i(bits, top)}")
+    held = b.t(f"select {I1} {beyond}, {ty} {splat_i(bits, top)}, {ty} {p}")
+    field = b.t(f"{shift} {ty} {x}, {held}")
+    if sign == "u":
+        field = b.t(f"select {I1} {beyond}, {ty} zeroinitializer, {ty} {field}")
+    whole = b.t(f"icmp ugt {ty} {n}, {splat_i(bits, top)}")
+    unused = b.t(f"sub {ty} {splat_i(bits, bits)}, {n}")
+    unused = b.t(f"select {I1} {whole}, {ty} zeroinitializer, {ty} {unused}")
+    unused = b.t(f"and {ty} {unused}, {splat_i(bits, top)}")  # n = 0 is overridden below
+    field = b.t(f"{shift} {ty} {b.t(f'shl {ty} {field}, {unused}')}, {unused}")
+    return b.t(f"select {I1} {empty}, {ty} zeroinitializer, {ty} {field}")
+
+
+@native(r"selp\.[bus](16|32|64)")
+@native(r"selp\.f(32|64)")
 def selp(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
+    """Keeps the bits of what it selects, so a host NaN beside a value from elsewhere must become
+    canonical first."""
     d, x, y, p = ins.operands
     ty = _INT[m[1]]
-    if m[1] == "32" and ".f32" in ins.op:
-        raw = any(isinstance(v, V32) and v.raw for v in (_value(b, x), _value(b, y)))
+    if ins.op == "selp.f32" and (raw := _same_rawness(b, x, y)) is not None:
         b.set_f32(d, b.t(f"select {I1} {b.p(p)}, {F32} {b.f32(x)}, {F32} {b.f32(y)}"), raw=raw)
         return
     put(b, m[1], d, b.t(f"select {I1} {b.p(p)}, {ty} {get(b, m[1], x)}, {ty} {get(b, m[1], y)}"))
+
+
+def _same_rawness(b: BlockBuilder, x: Operand, y: Operand) -> bool | None:
+    """Whether both may hold a host NaN (True) or both may not (False); None if they differ. A
+    constant that is no NaN goes with either."""
+    seen = set()
+    for op in (x, y):
+        if isinstance(op, Imm) and not 0x7F800000 < b.imm_bits(op, 32) & 0x7FFFFFFF:
+            continue
+        value = _value(b, op)
+        seen.add(isinstance(value, V32) and value.raw)
+    return seen.pop() if len(seen) == 1 else None if seen else False
 
 
 def _value(b: BlockBuilder, op: Operand) -> object:
@@ -294,11 +349,13 @@ _ICMP = {
 }
 
 
-@native(r"setp\.(eq|ne|lt|le|gt|ge|lo|ls|hi|hs)(?:\.(and|or|xor))?\.([bus])(16|32|64)")
+@native(r"setp\.(eq|ne)(?:\.(and|or|xor))?\.(b)(16|32|64)")
+@native(r"setp\.(eq|ne|lt|le|gt|ge)(?:\.(and|or|xor))?\.(s)(16|32|64)")
+@native(r"setp\.(eq|ne|lt|le|gt|ge|lo|ls|hi|hs)(?:\.(and|or|xor))?\.(u)(16|32|64)")
 def setp(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     cmp = _ICMP[m[1]]
     if cmp not in ("eq", "ne"):
-        cmp = ("u" if m[3] == "u" or m[1] in ("lo", "ls", "hi", "hs") else "s") + cmp
+        cmp = m[3] + cmp
     x, y = ins.operands[1:3]
     value = b.t(f"icmp {cmp} {_INT[m[4]]} {get(b, m[4], x)}, {get(b, m[4], y)}")
     put_predicate(b, ins, value, m[2])
@@ -322,7 +379,8 @@ def put_predicate(b: BlockBuilder, ins: Instr, value: str, combine: str | None) 
 # -- moves ---------------------------------------------------------------------------------------
 
 
-@native(r"mov\.(?:[busf](16|32|64)|pred)")
+@native(r"mov\.(?:[bus](16|32|64)|pred)")
+@native(r"mov\.f(32|64)")
 def mov(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     d, x = ins.operands
     if isinstance(d, Vec):

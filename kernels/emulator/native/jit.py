@@ -14,7 +14,8 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from .builder import I1, BlockBuilder
+from .builder import BlockBuilder
+from .ir import I1
 
 BlockFunction = Callable[
     [int, int, int], int
@@ -64,11 +65,17 @@ def function_text(block: BlockBuilder, taken: str | None) -> str:
 
 def compile_blocks(blocks: list[tuple[BlockBuilder, str | None]]) -> NativeModule:
     """Compiles all blocks of a kernel as one module."""
-    declares = sorted(set().union(*(block.intrinsics for block, _ in blocks))) if blocks else []
+    helpers = {name: helper for block, _ in blocks for name, helper in block.helpers.items()}
+    declares = sorted(
+        set().union(
+            *(block.intrinsics for block, _ in blocks), *(h.intrinsics for h in helpers.values())
+        )
+    )
     attributes = (
         'attributes #0 = { nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512" }'
     )
-    text = "\n".join([*declares, *(function_text(*item) for item in blocks), attributes])
+    shared = [helpers[name].text for name in sorted(helpers)]
+    text = "\n".join([*declares, *shared, *(function_text(*item) for item in blocks), attributes])
     with _lock:
         machine = _target_machine()
         module = llvm.parse_assembly(text)

@@ -1,0 +1,383 @@
+"""Exact floating point in plain integers, for the oracle: decode, one rounding, encode.
+
+A finite value is ``sign``, ``mant`` and ``exp``: (-1)**sign * mant * 2**exp with an integer mant. All
+arithmetic is exact on integers of any length and rounded once, by the rules of IEEE 754 and the
+modifiers of PTX (.ftz, .sat). Nothing here uses host floating point, numpy or the emulator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mpmath import mp, mpf
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary interchange format. ``nan``: the bits of an arithmetic result that is NaN."""
+
+    bits: int
+    precision: int  # of a normal number, with the hidden bit
+    nan: int
+
+    @property
+    def emin(self) -> int:
+        """Exponent of the smallest subnormal."""
+        return 2 - (1 << (self.bits - self.precision - 1)) - (self.precision - 1)
+
+    @property
+    def inf(self) -> int:
+        return ((1 << (self.bits - self.precision)) - 1) << (self.precision - 1)
+
+    @property
+    def sign(self) -> int:
+        return 1 << (self.bits - 1)
+
+    @property
+    def max_finite(self) -> int:
+        return self.inf - 1
+
+    @property
+    def min_normal(self) -> int:
+        return 1 << (self.precision - 1)
+
+
+F16 = Format(16, 11, 0x7FFF)
+BF16 = Format(16, 8, 0x7FFF)
+F32 = Format(32, 24, 0x7FFFFFFF)
+# PTX leaves the payload of a double NaN open; the emulator's choice is pinned here.
+F64 = Format(64, 53, 0x7FF8000000000000)
+
+
+@dataclass(frozen=True)
+class Num:
+    """A decoded float: ``kind`` is ``finite``, ``inf`` or ``nan``."""
+
+    kind: str
+    sign: int
+    mant: int = 0
+    exp: int = 0
+
+    @property
+    def zero(self) -> bool:
+        return self.kind == "finite" and self.mant == 0
+
+    @property
+    def value(self) -> tuple[int, int]:
+        """(signed mantissa, exponent)"""
+        return (-self.mant if self.sign else self.mant), self.exp
+
+
+def decode(bits: int, fmt: Format) -> Num:
+    sign = bits >> (fmt.bits - 1)
+    body = bits & (fmt.sign - 1)
+    if body > fmt.inf:
+        return Num("nan", sign)
+    if body == fmt.inf:
+        return Num("inf", sign)
+    biased = body >> (fmt.precision - 1)
+    fraction = body & (fmt.min_normal - 1)
+    if biased == 0:
+        return Num("finite", sign, fraction, fmt.emin)
+    return Num("finite", sign, fraction | fmt.min_normal, fmt.emin + biased - 1)
+
+
+def flush(bits: int, fmt: Format = F32) -> int:
+    """.ftz: a subnormal becomes a zero of its sign."""
+    body = bits & (fmt.sign - 1)
+    return bits & fmt.sign if body < fmt.min_normal else bits
+
+
+def rounded(sign: int, mant: int, exp: int, sticky: bool, fmt: Format, mode: str) -> int:
+    """(-1)**sign * (mant + something below 1 if sticky) * 2**exp, rounded once to bits of ``fmt``."""
+    if mant == 0 and not sticky:
+        return fmt.sign * sign
+    mant, exp = mant << 2 | (1 if sticky else 0), exp - 2
+    unit = max(mant.bit_length() + exp - fmt.precision, fmt.emin)
+    shift = unit - exp
+    if shift <= 0:
+        quotient, rest, half = mant << -shift, 0, 1
+    else:
+        quotient, rest, half = mant >> shift, mant & ((1 << shift) - 1), 1 << (shift - 1)
+    up = {
+        "rn": rest > half or (rest == half and quotient & 1 == 1),
+        "rz": False,
+        "rm": bool(rest) and sign == 1,
+        "rp": bool(rest) and sign == 0,
+    }[mode]
+    quotient += up
+    if quotient.bit_length() > fmt.precision:
+        quotient, unit = quotient >> 1, unit + 1
+    normal = quotient >= fmt.min_normal
+    body = (unit - fmt.emin + 1 << fmt.precision - 1) + quotient - fmt.min_normal
+    body = body if normal else quotient
+    if body >= fmt.inf:
+        to_inf = mode == "rn" or mode == ("rm" if sign else "rp")
+        body = fmt.inf if to_inf else fmt.max_finite
+    return fmt.sign * sign | body
+
+
+def add(x: int, y: int, fmt: Format = F32, mode: str = "rn") -> int:
+    return fma_num(decode(x, fmt), Num("finite", 0, 1, 0), decode(y, fmt), fmt, mode)
+
+
+def sub(x: int, y: int, fmt: Format = F32, mode: str = "rn") -> int:
+    return add(x, y ^ fmt.sign, fmt, mode)
+
+
+def mul(x: int, y: int, fmt: Format = F32, mode: str = "rn") -> int:
+    a, b = decode(x, fmt), decode(y, fmt)
+    sign = a.sign ^ b.sign
+    if (
+        "nan" in (a.kind, b.kind)
+        or (a.kind, b.zero) == ("inf", True)
+        or ((b.kind, a.zero) == ("inf", True))
+    ):
+        return fmt.nan
+    if "inf" in (a.kind, b.kind):
+        return fmt.sign * sign | fmt.inf
+    return rounded(sign, a.mant * b.mant, a.exp + b.exp, False, fmt, mode)
+
+
+def fma(x: int, y: int, z: int, fmt: Format = F32, mode: str = "rn") -> int:
+    return fma_num(decode(x, fmt), decode(y, fmt), decode(z, fmt), fmt, mode)
+
+
+def fma_num(a: Num, b: Num, c: Num, fmt: Format, mode: str) -> int:
+    sign = a.sign ^ b.sign
+    if "nan" in (a.kind, b.kind, c.kind):
+        return fmt.nan
+    if "inf" in (a.kind, b.kind):
+        if a.zero or b.zero or (c.kind == "inf" and c.sign != sign):
+            return fmt.nan
+        return fmt.sign * sign | fmt.inf
+    if c.kind == "inf":
+        return fmt.sign * c.sign | fmt.inf
+    product, exp = a.mant * b.mant, a.exp + b.exp
+    if product == 0 and c.mant == 0 and sign == c.sign:
+        return fmt.sign * sign
+    low = min(exp, c.exp)
+    total = (-product if sign else product) << (exp - low)
+    total += c.value[0] << (c.exp - low)
+    if total == 0:  # an exact zero sum of unlike signs is -0 only when rounding down
+        return fmt.sign * (mode == "rm")
+    return rounded(int(total < 0), abs(total), low, False, fmt, mode)
+
+
+def div(x: int, y: int, fmt: Format = F32, mode: str = "rn") -> int:
+    a, b = decode(x, fmt), decode(y, fmt)
+    sign = fmt.sign * (a.sign ^ b.sign)
+    if "nan" in (a.kind, b.kind) or (a.kind == b.kind == "inf") or (a.zero and b.zero):
+        return fmt.nan
+    if a.kind == "inf" or b.zero:
+        return sign | fmt.inf
+    if b.kind == "inf" or a.zero:
+        return sign
+    scale = 2 * fmt.precision + 4
+    quotient, rest = divmod(a.mant << scale, b.mant)
+    return rounded(a.sign ^ b.sign, quotient, a.exp - b.exp - scale, rest != 0, fmt, mode)
+
+
+def sqrt(x: int, fmt: Format = F32, mode: str = "rn") -> int:
+    a = decode(x, fmt)
+    if a.kind == "nan" or (a.sign and not a.zero):
+        return fmt.nan
+    if a.zero or a.kind == "inf":
+        return x
+    scale = 2 * fmt.precision + 4 + (a.exp & 1)
+    root = math.isqrt(a.mant << scale)
+    exact = root * root == a.mant << scale
+    return rounded(0, root, (a.exp - scale) // 2, not exact, fmt, mode)
+
+
+def saturate(x: int, fmt: Format = F32) -> int:
+    """.sat: clamped to [+0, 1]; NaN becomes +0."""
+    a = decode(x, fmt)
+    one = (fmt.bits - fmt.precision and (1 << (fmt.bits - fmt.precision - 1)) - 1) << (
+        fmt.precision - 1
+    )
+    if a.kind == "nan" or a.sign:
+        return 0
+    return min(x, one)
+
+
+def order_key(x: int, fmt: Format = F32) -> int:
+    """Sorts as numbers, -0 below +0. Not for NaN."""
+    body = x & (fmt.sign - 1)
+    return -body - 1 if x & fmt.sign else body
+
+
+def min_max(which: str, keep_nan: bool, xs: tuple[int, ...], fmt: Format = F32) -> int:
+    """PTX ISA 9.1 sections 9.7.3.11 and 9.7.3.12, also the three-input form."""
+    out = xs[0]
+    for x in xs[1:]:
+        nans = [decode(v, fmt).kind == "nan" for v in (out, x)]
+        if all(nans) or (keep_nan and any(nans)):
+            out = fmt.nan
+        elif any(nans):
+            out = x if nans[0] else out
+        else:
+            out = (min if which == "min" else max)(out, x, key=lambda v: order_key(v, fmt))
+    return fmt.nan if decode(out, fmt).kind == "nan" else out
+
+
+def compare(x: int, y: int, op: str, fmt: Format = F32) -> bool:
+    """setp's ordered (``lt``) and unordered (``ltu``) comparisons, ``num`` and ``nan``."""
+    unordered = "nan" in (decode(x, fmt).kind, decode(y, fmt).kind)
+    if op in ("num", "nan"):
+        return unordered == (op == "nan")
+    if unordered:
+        return len(op) == 3
+    kx, ky = (0 if v & (fmt.sign - 1) == 0 else order_key(v, fmt) for v in (x, y))
+    return {
+        "eq": kx == ky,
+        "ne": kx != ky,
+        "lt": kx < ky,
+        "le": kx <= ky,
+        "gt": kx > ky,
+        "ge": kx >= ky,
+    }[op[:2]]
+
+
+def convert(x: int, src: Format, dst: Format, mode: str = "rn") -> int:
+    a = decode(x, src)
+    if a.kind == "nan":
+        return dst.nan
+    if a.kind == "inf":
+        return dst.sign * a.sign | dst.inf
+    return rounded(a.sign, a.mant, a.exp, False, dst, mode)
+
+
+def from_int(value: int, fmt: Format, mode: str) -> int:
+    return rounded(int(value < 0), abs(value), 0, False, fmt, mode)
+
+
+def integral(x: int, mode: str, fmt: Format = F32) -> int | None:
+    """The value rounded to an integer by rni, rzi, rmi or rpi; None for infinities and NaN."""
+    a = decode(x, fmt)
+    if a.kind != "finite":
+        return None
+    n, exp = a.value
+    if exp >= 0:
+        return n << exp
+    floor, rest = n >> -exp, n & ((1 << -exp) - 1)
+    half = 1 << (-exp - 1)
+    if mode == "rni":
+        return floor + (rest > half or (rest == half and floor & 1 == 1))
+    if mode == "rzi":
+        return floor + (rest != 0 and n < 0)
+    return floor + (mode == "rpi" and rest != 0)
+
+
+def to_int(x: int, mode: str, bits: int, signed: bool) -> int:
+    """Float to integer: clamped to the destination's range; NaN gives 0, or for 64-bit
+    destinations only the top bit (PTX ISA 9.1 section 9.7.9.21)."""
+    a = decode(x, F32)
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    if a.kind == "nan":
+        return 1 << 63 if bits == 64 else 0
+    if a.kind == "inf":
+        return (low if a.sign else high) & ((1 << bits) - 1)
+    value = integral(x, mode)
+    assert value is not None
+    return min(max(value, low), high) & ((1 << bits) - 1)
+
+
+def to_integral(x: int, mode: str) -> int:
+    """Float to an integer in float format; the sign survives at zero."""
+    a = decode(x, F32)
+    if a.kind == "nan":
+        return F32.nan
+    value = integral(x, mode)
+    if value is None:
+        return x
+    return from_int(value, F32, "rn") or F32.sign * a.sign
+
+
+# -- functions without an exact rounding -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Near:
+    """Any float32 within ``ulps`` of a true real value; .ftz may flush what is nearly subnormal."""
+
+    true: mpf
+    ftz: bool = False
+    ulps: float = 0.51
+
+    def accepts(self, got: int) -> bool:
+        a = decode(got, F32)
+        with mp.workprec(200):
+            size = abs(self.true)
+            exponent = max(int(mp.floor(mp.log(size, 2))) - 23, -149) if size else -149
+            slack = mpf(2) ** exponent * self.ulps
+            if a.kind == "nan":
+                return False
+            if a.kind == "inf":
+                top = (mpf(2) - mpf(2) ** -24) * mpf(2) ** 127  # rounds to infinity from here on
+                return bool((size >= top - slack) and (self.true < 0) == bool(a.sign))
+            if self.ftz and flush(got) != got:
+                return False
+            value = mpf(a.value[0]) * mpf(2) ** a.exp
+            if self.ftz and a.zero:
+                return bool(size <= mpf(2) ** -126 + slack)
+            return bool(abs(value - self.true) <= slack)
+
+    def __str__(self) -> str:
+        return f"{mp.nstr(self.true, 12)} within {self.ulps} ulp{' (ftz)' if self.ftz else ''}"
+
+
+def real(x: int) -> mpf:
+    n, exp = decode(x, F32).value
+    return mpf(n) * mpf(2) ** exp
+
+
+def approximation(function: str, x: int, ftz: bool) -> int | Near:
+    """ex2, lg2, rcp, rsqrt, sqrt, sin, cos, tanh: special values by PTX ISA 9.1 section 9.7.3.13
+    to 9.7.3.22, else the true value."""
+    x = flush(x) if ftz else x
+    a = decode(x, F32)
+    if a.kind == "nan":
+        return F32.nan
+    special = _SPECIAL[function](a, x)
+    if special is not None:
+        return special
+    with mp.workprec(200):
+        return Near(_REAL[function](real(x)), ftz)
+
+
+_ONE = 0x3F800000
+_REAL: dict[str, Callable[[mpf], mpf]] = {
+    "ex2": lambda v: mpf(2) ** v if abs(v) < 1000 else (mpf(2) ** (1000 if v > 0 else -1000)),
+    "lg2": lambda v: mp.log(v) / mp.log(2),
+    "rcp": lambda v: 1 / v,
+    "rsqrt": lambda v: 1 / mp.sqrt(v),
+    "sqrt": mp.sqrt,
+    "sin": mp.sin,
+    "cos": mp.cos,
+    "tanh": mp.tanh,
+}
+
+
+def _root(a: Num, x: int, at_zero: int, at_inf: int) -> int | None:
+    if a.zero:
+        return at_zero
+    if a.sign:
+        return F32.nan
+    return at_inf if a.kind == "inf" else None
+
+
+_SPECIAL: dict[str, Callable[[Num, int], int | None]] = {
+    "ex2": lambda a, x: _ONE if a.zero else (0 if a.sign else F32.inf) if a.kind == "inf" else None,
+    "lg2": lambda a, x: 0 if x == _ONE else _root(a, x, F32.sign | F32.inf, F32.inf),
+    "rcp": lambda a, x: (
+        (x & F32.sign) | F32.inf if a.zero else x & F32.sign if a.kind == "inf" else None
+    ),
+    "rsqrt": lambda a, x: _root(a, x, (x & F32.sign) | F32.inf, 0),
+    "sqrt": lambda a, x: _root(a, x, x, F32.inf),
+    "sin": lambda a, x: x if a.zero else F32.nan if a.kind == "inf" else None,
+    "cos": lambda a, x: _ONE if a.zero else F32.nan if a.kind == "inf" else None,
+    "tanh": lambda a, x: x if a.zero else (x & F32.sign) | _ONE if a.kind == "inf" else None,
+}
