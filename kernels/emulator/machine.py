@@ -1,8 +1,8 @@
 """The machine: runs one launch of one PTX entry, CTA after CTA, warps in turn.
 
 A turn is one segment of one warp; `schedule` says whose turn it is and when asynchronous work takes
-effect. A warp that waits is woken by the event it waits for, never polled. The CTAs of a cluster run
-together; clusters run one after the other, so a kernel whose clusters wait for each other is
+effect. A warp that waits is woken by the event it waits for, never polled. The CTAs of a cluster
+run together; clusters run one after the other, so a kernel whose clusters wait for each other is
 reported as a deadlock (see LIMITATIONS.md).
 """
 
@@ -231,7 +231,9 @@ class Machine:
         """Runs the CTAs of a cluster together, to their end or to the first finding."""
         self.ctas = [Cta(self, block, rank) for rank, block in enumerate(blocks)]
         self.cluster = ClusterBarrier(self)
-        self.race = RaceDetector(self.program, self.options.profile) if self.options.checks else None
+        self.race = (
+            RaceDetector(self.program, self.options.profile) if self.options.checks else None
+        )
         for cta in self.ctas:
             if self.race is not None:
                 self.race.add_cta(cta)

@@ -381,7 +381,9 @@ def _generate(program: Program, flow: Flow) -> None:
     for segment in program.segments:
         if not segment.native:
             continue
-        block = BlockBuilder(f"b{segment.index}", program.layout, program.symbols, params, program.clustered)
+        block = BlockBuilder(
+            f"b{segment.index}", program.layout, program.symbols, params, program.clustered
+        )
         taken = None
         for ins in segment.instrs:
             block.instr = ins

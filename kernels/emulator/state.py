@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .findings import EmulatorFault
 from .isa.table import Wait
-from .memory import GlobalMemory, SharedMemory, TensorMemory
+from .memory import SharedMemory, TensorMemory
 from .registers import WarpRegisters
 from .schedule import CTA_RANK_SHIFT, CTA_WINDOW_MASK, AsyncOp, BulkGroups, PendingLoad
 from .sync import MbarrierUnit

@@ -34,7 +34,7 @@ WARP, TMEM_LD, TMEM_ST, TENSOR_CORE, TMA_LOAD, TMA_STORE = (
 
 @dataclass(slots=True)
 class Agent:
-    """``clock``: that of its latest access; ``pc``: the segment that issued it; ``warp``: for whom."""
+    """``clock``: that of its latest access; ``warp``: for whom it works."""
 
     index: int
     kind: str

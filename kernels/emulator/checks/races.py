@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ..state import Cta, Warp
 
 CELL_BYTES = 4
+_NO_COMMIT = "no tcgen05.commit behind the MMA was waited for"
 _MUST_FINISH = (TMA_LOAD, TMA_STORE, TENSOR_CORE, TMEM_ST)
 QUADS = 4  # of 32 Tensor Memory lanes
 
@@ -82,7 +83,7 @@ class RaceDetector:
         self._ctas: dict[int, _CtaShadow] = {}
         self.cluster_open: Bundle = self.agents.zero()
 
-    # -- life ---------------------------------------------------------------------------------
+    # -- life ------------------------------------------------------------------------------------
 
     def add_cta(self, cta: Cta) -> None:
         smem = Shadow(cta.smem.nbytes // CELL_BYTES + 1)
@@ -99,7 +100,7 @@ class RaceDetector:
             agent.clock = 0
         return agent
 
-    # -- ordinary synchronisation -----------------------------------------------------------------
+    # -- ordinary synchronisation ----------------------------------------------------------------
 
     def _release(self, warp: Warp) -> Bundle:
         """What an arrival of the warp publishes: a view of its bundle; its clock then ticks."""
@@ -166,7 +167,7 @@ class RaceDetector:
         for warp in waiters:
             self._acquire(warp, self.cluster_open)
 
-    # -- fences -----------------------------------------------------------------------------------
+    # -- fences ----------------------------------------------------------------------------------
 
     def fence_proxy_async(self, warp: Warp) -> None:
         bundle = self._warps[warp].bundle
@@ -180,11 +181,13 @@ class RaceDetector:
         bundle = self._warps[warp].bundle
         np.maximum(bundle[TMEM_VIEW], bundle[TMEM_OUT], out=bundle[TMEM_VIEW])
 
-    # -- shared memory ------------------------------------------------------------------------------
+    # -- shared memory ---------------------------------------------------------------------------
 
-    def smem(self, warp: Warp, cta: Cta, addrs: NDArray[np.int64], nbytes: int, write: bool) -> None:
-        """An ordinary access by a warp's lanes. Accesses narrower than a cell are not tracked: other
-        warps may own the cell's other bytes."""
+    def smem(
+        self, warp: Warp, cta: Cta, addrs: NDArray[np.int64], nbytes: int, write: bool
+    ) -> None:
+        """An ordinary access by a warp's lanes. Accesses narrower than a cell are not tracked:
+        other warps may own the cell's other bytes."""
         if nbytes < CELL_BYTES:
             return
         agent = self._warps[warp]
@@ -193,6 +196,8 @@ class RaceDetector:
         words = nbytes // CELL_BYTES
         if words > 1:
             cells = (cells[:, None] + np.arange(words)).reshape(-1)
+        if cells.size > 1 and (cells[1:] < cells[:-1]).any():
+            cells = np.sort(cells)
         self._access(shadow.smem, cells, agent, GENERIC, write, warp.pc, "smem", shadow.base)
 
     def _access(
@@ -205,7 +210,7 @@ class RaceDetector:
         if conflict is not None:
             raise self._fault(conflict, agent, row, write, space, base)
 
-    # -- TMA ----------------------------------------------------------------------------------------
+    # -- TMA -------------------------------------------------------------------------------------
 
     def tma_load(self, warp: Warp, cta: Cta, addr: int, nbytes: int) -> Agent:
         """A copy into shared memory is issued; pass the agent to `engine_arrive` at completion."""
@@ -243,11 +248,9 @@ class RaceDetector:
         bundle[TMEM_VIEW] = 0
         return bundle
 
-    # -- Tensor Memory and the tensor core -------------------------------------------------------------
+    # -- Tensor Memory and the tensor core -------------------------------------------------------
 
-    def tcgen05_ld(
-        self, warp: Warp, cta: Cta, column: int, columns: int, split: int | None
-    ) -> int:
+    def tcgen05_ld(self, warp: Warp, cta: Cta, column: int, columns: int, split: int | None) -> int:
         """Returns the load's clock, for `ld_complete`. split: where the second half begins."""
         return self._tmem(self._ld, TMEM_LD, warp, cta, column, columns, split, write=False)
 
@@ -342,7 +345,7 @@ class RaceDetector:
             cells = slice(first, first + columns)
             self._access(shadow, cells, agent, GENERIC, True, warp.pc, "tmem", 0)
 
-    # -- the end -------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------
 
     def check_exit(self, cta: Cta) -> None:
         """Every asynchronous operation of the CTA must have been waited for by somebody."""
@@ -360,7 +363,7 @@ class RaceDetector:
                         issued_by=agent.warp.name,
                     )
 
-    # -- reports -------------------------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------------
 
     def _name(self, agent: Agent) -> str:
         name = agent.warp.name if agent.warp is not None else "nobody"
@@ -418,7 +421,10 @@ class RaceDetector:
             return "tma_store_not_waited", "cp.async.bulk.wait_group is missing"
         if other.kind == TENSOR_CORE:
             if space == "tmem":
-                return "tmem_access_before_commit", "no tcgen05.commit behind the MMA was waited for"
+                return (
+                    "tmem_access_before_commit",
+                    "no tcgen05.commit behind the MMA was waited for",
+                )
             return "mma_operand_overwritten", "no tcgen05.commit behind the MMA was waited for"
         if other.kind == TMEM_LD:
             return "tcgen05_ld_not_waited", "tcgen05.wait::ld and a synchronisation are missing"

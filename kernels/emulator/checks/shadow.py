@@ -1,4 +1,4 @@
-"""Who touched a memory cell last, as epochs (agent, clock): FastTrack's representation in arrays."""
+"""Who touched a memory cell last, as epochs (agent, clock): FastTrack's form, in arrays."""
 
 from __future__ import annotations
 
@@ -29,16 +29,20 @@ class Shadow:
         self._w_agent = np.zeros(cells, np.int16)
         self._w_clock = np.zeros(cells, np.int32)
         self._w_pc = np.zeros(cells, np.int32)
-        self._reads: dict[int, tuple[NDArray[np.int32], NDArray[np.int32]]] = {}
+        self._reads: dict[int, _Reader] = {}
 
     def read(
         self, cells: Cells, view: NDArray[np.int32], agent: int, clock: int, pc: int
     ) -> Conflict | None:
         """Checks a read against the last writes, then records it."""
         conflict = self._against_writes(cells, view)
-        clocks, pcs = self._reads.get(agent) or self._new_reader(agent)
-        clocks[cells] = clock
-        pcs[cells] = pc
+        reader = self._reads.get(agent)
+        if reader is None:
+            reader = self._reads[agent] = _Reader(self.cells)
+        low, high = _span(cells)
+        reader.low, reader.high = min(reader.low, low), max(reader.high, high)
+        reader.clocks[cells] = clock
+        reader.pcs[cells] = pc
         return conflict
 
     def write(
@@ -47,13 +51,17 @@ class Shadow:
         """Checks a write against the last writes and reads, then records it."""
         conflict = self._against_writes(cells, view)
         if conflict is None:
-            for reader, (clocks, pcs) in self._reads.items():
-                known = int(view[reader]) if reader < view.size else 0
-                late = clocks[cells] > known
-                if late.any():
-                    k = int(late.argmax())
+            low, high = _span(cells)
+            for index, reader in self._reads.items():
+                if reader.low >= high or reader.high <= low:
+                    continue
+                known = int(view[index]) if index < view.size else 0
+                clocks = reader.clocks[cells]
+                if int(clocks.max()) > known:
+                    k = int((clocks > known).argmax())
                     cell = cells.start + k if isinstance(cells, slice) else int(cells[k])
-                    conflict = Conflict(cell, reader, int(clocks[cell]), int(pcs[cell]), False)
+                    late = int(reader.clocks[cell])
+                    conflict = Conflict(cell, index, late, int(reader.pcs[cell]), False)
                     break
         self._w_agent[cells] = agent
         self._w_clock[cells] = clock
@@ -79,16 +87,30 @@ class Shadow:
                 return None
             k = int(late.argmax())
         cell = cells.start + k if isinstance(cells, slice) else int(cells.reshape(-1)[k])
-        return Conflict(cell, int(self._w_agent[cell]), int(self._w_clock[cell]), int(self._w_pc[cell]), True)
-
-    def _new_reader(self, agent: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        pair = (np.zeros(self.cells, np.int32), np.zeros(self.cells, np.int32))
-        self._reads[agent] = pair
-        return pair
+        agent, clock = int(self._w_agent[cell]), int(self._w_clock[cell])
+        return Conflict(cell, agent, clock, int(self._w_pc[cell]), True)
 
     def forget(self, cells: Cells) -> None:
         """The cells start a new life (Tensor Memory allocated anew)."""
         self._w_agent[cells] = 0
         self._w_clock[cells] = 0
-        for clocks, _ in self._reads.values():
-            clocks[cells] = 0
+        for reader in self._reads.values():
+            reader.clocks[cells] = 0
+
+
+class _Reader:
+    """An agent's last reads, and the range of cells that they lie in."""
+
+    __slots__ = ("clocks", "high", "low", "pcs")
+
+    def __init__(self, cells: int) -> None:
+        self.clocks = np.zeros(cells, np.int32)
+        self.pcs = np.zeros(cells, np.int32)
+        self.low, self.high = cells, 0
+
+
+def _span(cells: Cells) -> tuple[int, int]:
+    """Half-open range; index arrays are sorted."""
+    if isinstance(cells, slice):
+        return cells.start, cells.stop
+    return int(cells[0]), int(cells[-1]) + 1

@@ -6,6 +6,7 @@ PTX ISA 9.1 sections 9.7.9.25 and 9.7.9.27.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..engines import tma
@@ -50,20 +51,24 @@ def tensor_load(b: Binding) -> Handler:
 
 
 def _issue_load(
-    w: Warp, tmap: TensorMap, coords: tuple[int, ...], there: Cta, start: int, notified: Cta, at: int
+    w: Warp,
+    tmap: TensorMap,
+    coords: tuple[int, ...],
+    there: Cta,
+    start: int,
+    notified: Cta,
+    at: int,
 ) -> None:
-    machine = w.cta.machine
-    nbytes = tmap.tile_bytes
-    engine = None
-    if machine.race is not None:
-        engine = machine.race.tma_load(w, there, start, nbytes)
+    machine, nbytes = w.cta.machine, tmap.tile_bytes
+    race = machine.race
+    engine = race.tma_load(w, there, start, nbytes) if race is not None else None
 
     def effect() -> None:
         tma.load_tile(tmap, coords, machine.gmem, there.smem, start)
 
     def complete() -> None:
-        if engine is not None:
-            machine.race.engine_arrive(engine, notified, at)
+        if race is not None and engine is not None:
+            race.engine_arrive(engine, notified, at)
         notified.mbarriers.complete_tx(at, nbytes, who="TMA")
 
     machine.asyncs.issue(None, AsyncOp("TMA load", w, w.pc, effect, complete))
@@ -84,9 +89,8 @@ def tensor_store(b: Binding) -> Handler:
         for lane in map(int, LANES[mask]):
             tmap, box = machine.tensor_map(base(w, lane)), coords(w, lane)
             cta, at = w.cta.locate(start(w, lane))
-            _issue_store(w, lane, lambda t=tmap, c=box, a=at: tma.store_tile(
-                t, c, machine.gmem, cta.smem, a
-            ), cta, at, tmap.tile_bytes)
+            effect = partial(tma.store_tile, tmap, box, machine.gmem, cta.smem, at)
+            _issue_store(w, lane, effect, cta, at, tmap.tile_bytes)
         machine.events += 1
 
     return run
@@ -131,7 +135,7 @@ def wait_group(b: Binding) -> Handler:
             while groups is not None and len(groups.committed) > allowed:
                 for op, engine, clock in groups.committed.popleft():
                     machine.asyncs.force(op)
-                    if engine is not None:
+                    if machine.race is not None and engine is not None:
                         machine.race.engine_wait(w, engine, clock)
 
     return run

@@ -30,7 +30,8 @@ def _shape(b: Binding) -> tuple[int, int, str]:
 
 def _pattern(op: str) -> str:
     return (
-        rf"{op}{_ACQUIRE}{_HINTS}(?:\.(?P<space>shared|shared::cta|shared::cluster|global))?{_HINTS}"
+        rf"{op}{_ACQUIRE}{_HINTS}"
+        rf"(?:\.(?P<space>shared|shared::cta|shared::cluster|global))?{_HINTS}"
         r"(?:\.(?P<vec>v2|v4|v8))?\.(?P<kind>[busf])(?P<bits>8|16|32|64)"
     )
 
@@ -57,7 +58,7 @@ def store_shared(w: Warp, addrs: NDArray[np.int64], data: NDArray[np.uint8]) -> 
 def by_cta(
     w: Warp, addrs: NDArray[np.int64]
 ) -> Iterator[tuple[Cta, NDArray[np.bool_] | None, NDArray[np.int64]]]:
-    """Splits shared addresses by the CTA that owns them: (CTA, lanes or None for all, addresses)."""
+    """Splits shared addresses by owner: (CTA, lanes or None for all, addresses)."""
     if len(w.cta.machine.ctas) == 1:
         yield w.cta, None, addrs
         return

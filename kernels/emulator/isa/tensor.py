@@ -114,7 +114,7 @@ def _uniform(w: Warp, mask: int, addresses: np.ndarray) -> int:
 
 @machine(rf"tcgen05\.ld\.sync\.aligned\.{_SHAPES}(\.pack::16b)?\.b32", converged=True)
 def ld(b: Binding) -> Handler:
-    """Asynchronous: registers are there behind wait::ld (profile ``silicon``: at their first use)."""
+    """Asynchronous: registers are there behind wait::ld (``silicon``: at their first use)."""
     target, source = b.ins.operands[:2]
     rows, address = b.vector_rows(target), b.addresses(source)
     shape, num, pack, split = b.match[1], int(b.match[2]), bool(b.match[3]), _split(b, 2)
@@ -207,7 +207,7 @@ def mma(b: Binding) -> Handler:
         for lane in map(int, LANES[mask]):
             off = tuple(x(w, lane) for x in read_lanes) if read_lanes is not None else None
             operands = (read_i(w, lane), read_a(w, lane), read_b(w, lane), read_d(w, lane))
-            options = {
+            options: dict[str, Any] = {
                 "accumulate": bool(accumulate >> lane & 1),
                 "a_in_tmem": in_tmem,
                 "kind": kind,
@@ -254,14 +254,14 @@ def commit(b: Binding) -> Handler:
     bar = b.address(operand) if isinstance(operand, Mem) else b.scalar(operand)
 
     def run(w: Warp, mask: int) -> None:
-        machine = w.cta.machine
+        machine, race = w.cta.machine, w.cta.machine.race
         for lane in map(int, LANES[mask]):
             cta, at = w.cta.locate(bar(w, lane))
-            bundle = machine.race.commit(w, cta, at) if machine.race is not None else None
+            bundle = race.commit(w, cta, at) if race is not None else None
 
             def complete(cta: Cta = cta, at: int = at, bundle: Any = bundle) -> None:
-                if bundle is not None:
-                    machine.race.bundle_arrive(bundle, cta, at)
+                if race is not None:
+                    race.bundle_arrive(bundle, cta, at)
                 cta.mbarriers.arrive(at, who="tensor core")
 
             op = AsyncOp("tcgen05.commit", w, w.pc, None, complete)
