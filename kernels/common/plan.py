@@ -95,7 +95,7 @@ class Barrier:
     first_parity: int
 
 
-# (softmax, correction, others) registers per thread by mask; 2 x softmax + correction + others = 512.
+# (softmax, correction, others) registers per thread, by mask; 512 in all, softmax counted twice.
 # FlashAttention-4's for head_dim 128 on B200. A softmax thread holds a row of 128 scores.
 _REGISTERS = {False: (192, 80, 48), True: (192, 72, 56)}
 # B200's MUFU does 16 ex2 a cycle and SM, so a part moves to the FMA pipe; B300's does 32 (arXiv

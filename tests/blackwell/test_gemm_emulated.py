@@ -11,9 +11,9 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 CANARY = 123.0  # exact in every dtype
 
 
-def run(gemm, a, b, c):
+def run(gemm, a, b, c, gpu="b200"):
     check_operands(a, b, c)
-    report = emulate(gemm, a, b, c, gpu="b200", roles=ROLES)
+    report = emulate(gemm, a, b, c, gpu=gpu, roles=ROLES)
     report.raise_if_findings()
     return report
 
@@ -94,6 +94,17 @@ def test_nan_and_infinity_stay_in_their_row_and_column():
     c = torch.empty(136, 24, dtype=FP32)
     run(Gemm(), a, b, c)
     torch.testing.assert_close(c, a.float() @ b.float().T, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("gpu", ["b200", "gb300"])
+def test_each_architecture_runs_its_own_ptx(gpu):
+    random = torch.Generator().manual_seed(13)
+    a = torch.randint(-8, 9, (72, 80), generator=random).to(BF16)
+    b = torch.randint(-8, 9, (24, 80), generator=random).to(BF16)
+    c = torch.empty(72, 24)
+    report = run(Gemm(), a, b, c, gpu)
+    assert report.gpu.arch == {"b200": "sm_100a", "gb300": "sm_103a"}[gpu]
+    assert torch.equal(c, a.float() @ b.float().T)
 
 
 def test_one_compile_serves_other_shapes_and_runs_repeat_bit_for_bit():

@@ -97,6 +97,9 @@ def _integers() -> None:
         if kind == "s" or name not in ("neg", "abs"):
             t = f"{kind}{bits}"
             define(f"{name}.{t}", t, " ".join([t] * n), _int(f, kind, bits))
+    for name, least in (("min", min), ("max", max)):
+        relu = _int(lambda a, b, f=least: max(f(a, b), 0), "s", 32)
+        define(f"{name}.relu.s32", "s32", "s32 s32", relu)
     for kind, bits in product("us", (16, 32, 64)):
         t, wide = f"{kind}{bits}", 2 * bits
         high = lambda a, b, bits=bits: (a * b) >> bits

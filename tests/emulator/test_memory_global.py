@@ -78,6 +78,9 @@ def test_an_access_that_straddles_the_end_is_out_of_bounds() -> None:
     memory.add(buffer.ctypes.data, 60, owner=buffer)
     last = np.array([buffer.ctypes.data + 56])
     assert code_of(memory.load, last, 8) == "global_out_of_bounds"
+    lanes = buffer.ctypes.data + 8 * np.arange(8)  # seven lie inside, the last one in part
+    assert code_of(memory.load, lanes, 8) == "global_out_of_bounds"
+    assert code_of(memory.store, lanes, np.zeros((8, 8), np.uint8)) == "global_out_of_bounds"
     assert np.array_equal(memory.load(last, 4)[0], buffer[56:60])
 
 

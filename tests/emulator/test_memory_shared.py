@@ -93,7 +93,7 @@ def test_misaligned_lane_is_named(nbytes: int) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [1, 2, 4, 8, 16, 32])
-@pytest.mark.parametrize("where", ["null", "reserved", "end", "far", "huge"])
+@pytest.mark.parametrize("where", ["null", "reserved", "end", "far", "huge", "negative"])
 def test_out_of_bounds(nbytes: int, where: str) -> None:
     shared, _ = written(4096)
     bad = {
@@ -102,6 +102,7 @@ def test_out_of_bounds(nbytes: int, where: str) -> None:
         "end": BASE + 4096,
         "far": 1 << 24,
         "huge": (1 << 32) - nbytes,
+        "negative": -nbytes,
     }[where]
     addrs = np.array([BASE, bad, BASE])
     assert code_of(shared.load, addrs, nbytes) == "smem_out_of_bounds"

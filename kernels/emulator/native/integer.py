@@ -104,11 +104,10 @@ def div_rem(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     put(b, m[3], d, b.t(f"select {I1} {zero}, {ty} {splat_i(bits, -1)}, {ty} {value}"))
 
 
-@native(r"(min|max)(\.relu)?\.([us])(16|32|64)")
+@native(r"(min|max)()\.([us])(16|32|64)")
+@native(r"(min|max)(\.relu)\.(s)(32)")
 def min_max(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
-    """.relu (s32 only) raises negative results to 0."""
-    if m[2] and m[3] + m[4] != "s32":
-        raise b.unsupported(".relu is for .s32")
+    """.relu raises negative results to 0."""
     d, x, y = ins.operands
     ty, pred = _INT[m[4]], m[3] + ("lt" if m[1] == "min" else "gt")
     left, right = get(b, m[4], x), get(b, m[4], y)
@@ -450,7 +449,8 @@ def cvta(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     b.set_i64(d, b.t(f"or {I64} {b.i64(x)}, zeroinitializer"))
 
 
-@native(r"ld\.param(?:\.(v2|v4))?\.([busf])(8|16|32|64)")
+@native(r"ld\.param(?:\.(v2|v4))?\.([bus])(8|16|32|64)")
+@native(r"ld\.param(?:\.(v2|v4))?\.(f)(32|64)")
 def ld_param(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     """Parameters are the same for every lane: one scalar load, then a splat."""
     d, source = ins.operands

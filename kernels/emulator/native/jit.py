@@ -10,32 +10,43 @@ import ctypes
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import llvmlite
 import llvmlite.binding as llvm
 
 from .builder import BlockBuilder
+from .cache import cached
 from .ir import I1
 
 BlockFunction = Callable[
     [int, int, int], int
 ]  # (registers, active lanes, parameters) -> taken lanes
 _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p)
+# Compiling is most of the wait before a kernel runs and running is not: a softmax block of 600
+# instructions takes 2.5 us at level 0, far less than the scheduler around it.
+_OPT_LEVEL = 0
+_CACHED_FROM_BYTES = 1 << 16  # of IR; less compiles as fast as a file is found
+_ATTRIBUTES = (
+    'attributes #0 = { nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512" }'
+)
 _lock = threading.Lock()
-_machine: Any = None
 
 
 def _target_machine() -> Any:
-    global _machine
-    if _machine is None:
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        target = llvm.Target.from_default_triple()
-        features = llvm.get_host_cpu_features().flatten()
-        _machine = target.create_target_machine(
-            cpu=llvm.get_host_cpu_name(), features=features, opt=0, codemodel="jitdefault", jit=True
-        )
-    return _machine
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_default_triple()
+    cpu, features = _host()
+    return target.create_target_machine(
+        cpu=cpu, features=features, opt=_OPT_LEVEL, codemodel="jitdefault", jit=True
+    )
+
+
+@cache
+def _host() -> tuple[str, str]:
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
 
 
 @dataclass
@@ -48,8 +59,9 @@ class NativeModule:
 
 def function_text(block: BlockBuilder, taken: str | None) -> str:
     """The IR of one block; ``taken`` is the branch condition, returned for the active lanes."""
+    parameters = "ptr noalias %regs, i32 %mask, ptr noalias readonly %params"
     head = [
-        f"define i32 @{block.name}(ptr noalias %regs, i32 %mask, ptr noalias readonly %params) #0 {{",
+        f"define i32 @{block.name}({parameters}) #0 {{",
         f"  %lanes = bitcast i32 %mask to {I1}",
     ]
     tail = ["  ret i32 0", "}"]
@@ -63,38 +75,40 @@ def function_text(block: BlockBuilder, taken: str | None) -> str:
     return "\n".join(head + block.lines + tail)
 
 
-def compile_blocks(blocks: list[tuple[BlockBuilder, str | None]]) -> NativeModule:
-    """Compiles all blocks of a kernel as one module."""
+def module_text(blocks: list[tuple[BlockBuilder, str | None]]) -> str:
+    """One module: the intrinsics' declarations, the functions that blocks share, the blocks."""
     helpers = {name: helper for block, _ in blocks for name, helper in block.helpers.items()}
-    declares = sorted(
-        set().union(
-            *(block.intrinsics for block, _ in blocks), *(h.intrinsics for h in helpers.values())
-        )
-    )
-    attributes = (
-        'attributes #0 = { nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512" }'
+    declares = set().union(
+        *(block.intrinsics for block, _ in blocks), *(h.intrinsics for h in helpers.values())
     )
     shared = [helpers[name].text for name in sorted(helpers)]
-    text = "\n".join([*declares, *shared, *(function_text(*item) for item in blocks), attributes])
+    functions = (function_text(*item) for item in blocks)
+    return "\n".join([*sorted(declares), *shared, *functions, _ATTRIBUTES])
+
+
+def _object_code(text: str) -> bytes:
+    machine = _target_machine()
+    module = llvm.parse_assembly(text, llvm.create_context())
+    module.triple = machine.triple
+    module.data_layout = str(machine.target_data)
+    return bytes(machine.emit_object(module))
+
+
+def _key(text: str) -> tuple[str, ...]:
+    version = ".".join(map(str, llvm.llvm_version_info))
+    return (llvmlite.__version__, version, *_host(), llvm.get_default_triple(), str(_OPT_LEVEL), text)
+
+
+def compile_blocks(blocks: list[tuple[BlockBuilder, str | None]]) -> NativeModule:
+    """Compiles all blocks of a kernel as one module, or takes them from the cache."""
+    text = module_text(blocks)
     with _lock:
-        machine = _target_machine()
-        module = llvm.parse_assembly(text)
-        module.triple = machine.triple
-        module.data_layout = str(machine.target_data)
-        options = llvm.create_pipeline_tuning_options(speed_level=0)
-        builder = llvm.create_pass_builder(machine, options)
-        passes = llvm.create_new_module_pass_manager()
-        passes.add_instruction_combine_pass()
-        passes.add_dead_code_elimination_pass()
-        passes.run(module, builder)
-        engine = llvm.create_mcjit_compiler(module, _fresh_machine())
+        if len(text) < _CACHED_FROM_BYTES:
+            code = _object_code(text)
+        else:
+            code = cached(_key(text), lambda: _object_code(text))
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
         functions = {b.name: _PROTOTYPE(engine.get_function_address(b.name)) for b, _ in blocks}
     return NativeModule(functions, engine)
-
-
-def _fresh_machine() -> Any:
-    """An engine owns its target machine."""
-    global _machine
-    machine, _machine = _machine, None
-    return machine
