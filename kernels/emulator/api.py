@@ -13,16 +13,17 @@ from kernels.emulator.findings import Finding
 from kernels.emulator.gpus import GpuModel, gpu_model
 from kernels.emulator.host_runtime import Launch
 from kernels.emulator.report import LaunchReport, Report
+from kernels.emulator.schedule import POLICIES, VISIBILITIES, Options
 
 Roles = Mapping[int, str] | Sequence[str] | None
 Progress = Callable[[float], None]
 
 # What this version can do for each choice that `emulate` offers.
 SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "schedule": ("round_robin",),
-    "visibility": ("eager",),
-    "checks": (True,),
-    "profile": ("silicon",),
+    "schedule": POLICIES,
+    "visibility": VISIBILITIES,
+    "checks": (True, False),
+    "profile": ("silicon", "isa"),
     "processes": (1,),
 }
 
@@ -70,7 +71,7 @@ def emulate(
         compiled.ptx,
         launches,
         model,
-        seed=seed,
+        options=Options(seed, schedule, visibility, checks, profile),
         roles=names,
         max_instructions=max_instructions,
         progress=progress,
@@ -214,7 +215,7 @@ def _run_launches(
     launches: Sequence[Launch],
     gpu: GpuModel,
     *,
-    seed: int,
+    options: Options,
     roles: dict[int, str],
     max_instructions: int | None,
     progress: Progress | None,
@@ -241,7 +242,7 @@ def _run_launches(
             launch,
             gpu,
             memory,
-            seed=seed,
+            options=options,
             roles=roles,
             max_instructions=left,
             progress=_part(progress, index, len(launches)),

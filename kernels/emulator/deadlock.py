@@ -11,10 +11,13 @@ if TYPE_CHECKING:
     from .state import Cta, Fragment, Warp
 
 
-def report(cta: Cta, program: Program) -> Finding:
+def report(ctas: list[Cta], program: Program) -> Finding:
     """A finding ``deadlock`` whose details["blocked"] is the blocked frontier."""
     blocked = [
-        _row(cta, program, warp, fragment) for warp in cta.warps for fragment in warp.fragments
+        _row(cta, program, warp, fragment)
+        for cta in ctas
+        for warp in cta.warps
+        for fragment in warp.fragments
     ]
     waits = sorted({str(row["waits_on"]) for row in blocked})
     return Finding(
@@ -22,7 +25,7 @@ def report(cta: Cta, program: Program) -> Finding:
         message=f"{len(blocked)} warp fragment(s) wait for what nothing can bring about any more: "
         + "; ".join(waits),
         role=str(blocked[0]["role"]),
-        cta=cta.block,
+        cta=blocked[0]["cta"],
         warp=int(blocked[0]["warp"]),
         ptx_line=int(blocked[0]["ptx_line"]),
         source=str(blocked[0]["source"]),

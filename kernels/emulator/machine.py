@@ -1,17 +1,17 @@
 """The machine: runs one launch of one PTX entry, CTA after CTA, warps in turn.
 
-Scheduling is round-robin over the warps that can run, one segment a turn: deterministic. Visibility
-is eager: copies, MMAs and Tensor Memory accesses take effect when they are issued. A warp that
-waits is woken by the event it waits for, never polled. CTAs of a launch run one after the other, so
-a kernel whose CTAs wait for each other is reported as a deadlock (see LIMITATIONS.md).
+A turn is one segment of one warp; `schedule` says whose turn it is and when asynchronous work takes
+effect. A warp that waits is woken by the event it waits for, never polled. The CTAs of a cluster
+run together; clusters run one after the other, so a kernel whose clusters wait for each other is
+reported as a deadlock (see LIMITATIONS.md).
 """
 
 from __future__ import annotations
 
 import ctypes
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -19,14 +19,16 @@ from typing import Any
 import numpy as np
 
 from . import deadlock
+from .checks import RaceDetector
 from .findings import EmulatorFault, Finding, UnsupportedPTX
 from .gpus import GpuModel
-from .host_runtime import Launch
+from .host_runtime import Dim3, Launch
 from .isa import bind
 from .isa.table import Wait
 from .memory import GlobalMemory
 from .program import SHARED_WINDOW_BASE, Program, Segment, decode
 from .ptx import Module, parse
+from .schedule import AsyncQueues, Options, ReadyQueue
 from .state import Cta, Fragment, Warp
 from .tensormap import TensorMap
 
@@ -49,12 +51,13 @@ def _parse_cached(ptx: str) -> Module:
     return parse(ptx)
 
 
-_programs: OrderedDict[tuple[str, str], Program] = OrderedDict()
+_programs: OrderedDict[tuple[str, str, bool], Program] = OrderedDict()
 
 
-def load(ptx: str, entry: str) -> Program:
-    """The decoded entry, kept for the next launch of the same text."""
-    key = (ptx, entry)
+def load(ptx: str, entry: str, clustered: bool = False) -> Program:
+    """The decoded entry, kept for the next launch of the same text. ``clustered``: addresses of
+    shared variables carry the CTA's rank."""
+    key = (ptx, entry, clustered)
     if key in _programs:
         _programs.move_to_end(key)
         return _programs[key]
@@ -63,7 +66,7 @@ def load(ptx: str, entry: str) -> Program:
         handler, segment.converged = bind(program, segment.index, segment.first)
         return handler
 
-    _programs[key] = decode(_parse_cached(ptx), entry, bind_segment)
+    _programs[key] = decode(_parse_cached(ptx), entry, bind_segment, clustered)
     while len(_programs) > 8:
         _programs.popitem(last=False)
     return _programs[key]
@@ -79,35 +82,93 @@ def run_launch(
     roles: dict[int, str] | None = None,
     max_instructions: int | None = None,
     progress: Callable[[float], None] | None = None,
+    options: Options | None = None,
 ) -> LaunchResult:
     """Runs every CTA of a launch; stops at the first finding. Raises `UnsupportedPTX`."""
     started = time.perf_counter()
-    program = load(ptx, launch.kernel)
+    options = options or Options(seed=seed)
+    program = load(ptx, launch.kernel, launch.cluster != (1, 1, 1))
     decoded = time.perf_counter()
-    machine = Machine(program, launch, gpu, memory, roles or {}, max_instructions)
+    machine = Machine(program, launch, gpu, memory, roles or {}, max_instructions, options)
     result = LaunchResult(decode_seconds=decoded - started)
-    grid = launch.grid
-    total = grid[0] * grid[1] * grid[2]
-    for number in range(total):
-        block = (number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1]))
-        finding = machine.run_cta(block)
-        result.ctas += 1
+    total = launch.grid[0] * launch.grid[1] * launch.grid[2]
+    for blocks in clusters(launch):
+        finding = machine.run_cluster(blocks)
+        result.ctas += len(blocks)
         if finding is not None:
             result.findings.append(finding)
             break
         if progress is not None:
-            progress((number + 1) / total)
+            progress(result.ctas / total)
     result.thread_instructions = machine.executed
     result.seconds = time.perf_counter() - decoded
     return result
 
 
-class _InstructionLimit(EmulatorFault):
-    pass
+def clusters(launch: Launch) -> Iterator[list[Dim3]]:
+    """The grid's clusters in order, each as its CTAs' block indices by rank."""
+    grid, shape = launch.grid, launch.cluster
+    ranges = [range(0, g, c) for g, c in zip(grid, shape, strict=True)]
+    for z in ranges[2]:
+        for y in ranges[1]:
+            for x in ranges[0]:
+                yield [
+                    (x + i, y + j, z + k)
+                    for k in range(shape[2])
+                    for j in range(shape[1])
+                    for i in range(shape[0])
+                ]
+
+
+class ClusterBarrier:
+    """barrier.cluster: every thread of every CTA arrives, then waits."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._arrived: set[Warp] = set()
+        self._owed: dict[Warp, int] = {}  # warp -> the phase its last arrival belongs to
+        self.phase = 0
+
+    def arrive(self, warp: Warp) -> None:
+        if warp in self._arrived:
+            raise EmulatorFault(
+                "cluster_barrier_rearrive",
+                f"{warp.name} arrives at the cluster's barrier twice in one phase",
+            )
+        self._arrived.add(warp)
+        self._owed[warp] = self.phase
+        machine = self._machine
+        machine.events += 1
+        if machine.race is not None:
+            machine.race.cluster_arrive(warp)
+        self.check()
+
+    def check(self) -> None:
+        """Completes the phase if every warp that still lives has arrived."""
+        machine = self._machine
+        alive = {w for cta in machine.ctas for w in cta.warps if w.alive}
+        if self._arrived and alive <= self._arrived:
+            self._arrived = set()
+            self.phase += 1
+            for cta in machine.ctas:
+                machine.wake(("cluster",), cta)
+
+    def passed(self, warp: Warp) -> bool:
+        """Whether the phase that the warp arrived in is over."""
+        if warp not in self._owed:
+            raise EmulatorFault(
+                "cluster_barrier_no_arrive", f"{warp.name} waits for a barrier it did not arrive at"
+            )
+        if self._owed[warp] == self.phase:
+            return False
+        del self._owed[warp]
+        if self._machine.race is not None:
+            self._machine.race.cluster_release([warp])
+        return True
 
 
 class Machine:
-    """State shared by the CTAs of a launch, and the scheduler."""
+    """State shared by the CTAs of a launch, and the loop that runs their warps."""
 
     def __init__(
         self,
@@ -117,23 +178,28 @@ class Machine:
         memory: GlobalMemory,
         roles: dict[int, str],
         max_instructions: int | None,
+        options: Options,
     ) -> None:
-        if launch.cluster != (1, 1, 1):
-            raise UnsupportedPTX(
-                f"clusters of {launch.cluster} CTAs are not modelled; use (1, 1, 1)"
-            )
         self.program = program
         self.launch = launch
         self.gpu = gpu
         self.gmem = memory
         self.roles = roles
         self.max_instructions = max_instructions
+        self.options = options
         self.executed = 0
         self.events = 0  # what may have changed a waiter's mind; see _give_up
-        self.ready: deque[Warp] = deque()
+        self.ctas: list[Cta] = []
+        self.race: RaceDetector | None = None
+        self.cluster = ClusterBarrier(self)
+        self.ready = ReadyQueue(options.schedule, options.seed)
+        late = options.visibility == "late"
+        self.asyncs = AsyncQueues(options.schedule, late, self.ready.random)
         self.smem_bytes = _smem_bytes(program, launch)
         self.params = self._parameter_block()
         self._maps: dict[bytes, TensorMap] = {}
+        self._current: Warp | None = None
+        self._mask = 0
 
     def _parameter_block(self) -> ctypes.Array[ctypes.c_char]:
         entry = self.program.entry
@@ -159,81 +225,56 @@ class Machine:
             self._maps[raw] = TensorMap.decode(raw)
         return self._maps[raw]
 
-    # -- one CTA ---------------------------------------------------------------------------------
+    # -- one cluster ------------------------------------------------------------------------------
 
-    def run_cta(self, block: tuple[int, int, int]) -> Finding | None:
-        """Runs a CTA to its end, or to its first finding."""
-        cta = Cta(self, block, self.gmem)
-        for warp in cta.warps:
-            self._set_specials(warp)
-            self._enqueue(warp)
+    def run_cluster(self, blocks: list[Dim3]) -> Finding | None:
+        """Runs the CTAs of a cluster together, to their end or to the first finding."""
+        self.ctas = [Cta(self, block, rank) for rank, block in enumerate(blocks)]
+        self.cluster = ClusterBarrier(self)
+        self.race = (
+            RaceDetector(self.program, self.options.profile) if self.options.checks else None
+        )
+        for cta in self.ctas:
+            if self.race is not None:
+                self.race.add_cta(cta)
+            for warp in cta.warps:
+                self._set_specials(warp)
+                self.ready.wake(warp)
         try:
             while True:
                 self._run_ready()
-                if not self._give_up(cta):
+                if not (self.asyncs.complete_one() or self._give_up()):
                     break
-            if any(warp.fragments for warp in cta.warps):
-                return deadlock.report(cta, self.program)
+            if any(warp.fragments for cta in self.ctas for warp in cta.warps):
+                return deadlock.report(self.ctas, self.program)
         except EmulatorFault as fault:
-            return self._finding(fault, cta)
+            return self._finding(fault)
         finally:
             self.ready.clear()
-        try:
-            cta.check_exit()
-        except EmulatorFault as fault:  # the CTA's, not a warp's
-            details = fault.details
-            return Finding(fault.code, fault.message, role="CTA exit", cta=block, details=details)
+            self.asyncs.clear()
+        return self._check_exit()
+
+    def _check_exit(self) -> Finding | None:
+        for cta in self.ctas:
+            try:
+                cta.check_exit()
+                if self.race is not None:
+                    self.race.check_exit(cta)
+            except EmulatorFault as fault:  # the CTA's, not a warp's
+                return Finding(
+                    fault.code, fault.message, role="CTA exit", cta=cta.block, details=fault.details
+                )
         return None
 
     def _set_specials(self, warp: Warp) -> None:
-        lane = np.arange(32, dtype=np.uint32)
-        bx, by, _ = self.launch.block
-        tid = warp.index * 32 + lane
-        at = {
-            "tid": (tid % bx, tid // bx % by, tid // (bx * by)),
-            "ntid": self.launch.block,
-            "ctaid": warp.cta.block,
-            "nctaid": self.launch.grid,
-            "clusterid": warp.cta.block,
-            "nclusterid": self.launch.grid,
-            "cluster_ctaid": (0, 0, 0),
-            "cluster_nctaid": (1, 1, 1),
-        }
-        scalars = {
-            "laneid": lane,
-            "warpid": warp.index,
-            "nwarpid": len(warp.cta.warps),
-            "smid": 0,
-            "nsmid": self.gpu.sm_count,
-            "gridid": 0,
-            "cluster_ctarank": 0,
-            "cluster_nctarank": 1,
-            "is_explicit_cluster": 0,
-            "dynamic_smem_size": self.launch.smem_bytes,
-            "total_smem_size": self.smem_bytes,
-            "lanemask_eq": 1 << lane,
-            "lanemask_lt": (1 << lane) - 1,
-            "lanemask_le": (2 << lane.astype(np.uint64)) - 1,
-            "lanemask_gt": ~((2 << lane.astype(np.uint64)) - 1),
-            "lanemask_ge": ~((1 << lane.astype(np.uint64)) - 1),
-        }
+        values = special_registers(self, warp)
         for name in self.program.specials:
-            base, _, axis = name[1:].partition(".")
-            if axis:
-                value: Any = at[base]["xyz".index(axis)]
-            elif base in scalars:
-                value = scalars[base]
-            else:
+            if name not in values:
                 raise UnsupportedPTX(f"special register {name} is not modelled")
             row = self.program.layout.row(name)
-            warp.r32[row] = np.asarray(value).astype(np.uint64).astype(np.uint32)
+            warp.r32[row] = np.asarray(values[name]).astype(np.uint64).astype(np.uint32)
 
-    # -- scheduling --------------------------------------------------------------------------------
-
-    def _enqueue(self, warp: Warp) -> None:
-        if not warp.queued:
-            warp.queued = True
-            self.ready.append(warp)
+    # -- scheduling -------------------------------------------------------------------------------
 
     def wake(self, key: tuple[Any, ...], cta: Cta) -> None:
         """An event happened: the fragments that wait for it can run again."""
@@ -242,14 +283,15 @@ class Machine:
             if not fragment.wait.retry:
                 fragment.pc += 1
             fragment.wait = None
-            self._enqueue(warp)
+            self.ready.wake(warp)
 
     def _run_ready(self) -> None:
         ready, segments, params = self.ready, self.program.segments, self._params_address
-        limit = self.max_instructions
+        limit, asyncs = self.max_instructions, self.asyncs
         while ready:
-            warp = ready.popleft()
-            warp.queued = False
+            if asyncs:
+                asyncs.sometimes()
+            warp = ready.next()
             self._current = warp
             fragments = warp.fragments
             if len(fragments) == 1:
@@ -261,42 +303,47 @@ class Machine:
                 if lowest is None:
                     continue
                 fragment = lowest
-            self._fragment = fragment
-            mask = fragment.mask
-            segment = segments[fragment.pc]
+            warp.pc = pc = fragment.pc
+            self._mask = mask = fragment.mask
+            segment = segments[pc]
             if segment.checks or segment.marks:
                 _check_written(warp, segment, mask)
+            if warp.pending_ld and segment.ld_touches:
+                self._touch_loads(warp, segment)
             if segment.native:
                 taken = segment.run(warp.registers.address, mask, params)
                 self.executed += segment.count * mask.bit_count()
                 if segment.branch == "none":
-                    fragment.pc += 1
+                    fragment.pc = pc + 1
                 elif segment.branch == "always" or taken == mask:
                     fragment.pc = segment.target
                 elif taken == 0:
-                    fragment.pc += 1
+                    fragment.pc = pc + 1
                 else:
                     fragments.append(Fragment(taken, segment.target))
                     fragment.mask = mask & ~taken
-                    fragment.pc += 1
+                    fragment.pc = pc + 1
             else:
                 self._execute(warp, fragment, segment, mask)
             if limit is not None and self.executed > limit:
-                raise _InstructionLimit(
+                raise EmulatorFault(
                     "instruction_limit",
                     f"stopped after {self.executed} thread-instructions, max_instructions is"
                     f" {limit}",
                     executed=self.executed,
                 )
-            if len(warp.fragments) > 1:
+            fragments = warp.fragments
+            if len(fragments) > 1:
                 warp.merge()
-            if not warp.queued and any(f.wait is None for f in warp.fragments):
-                warp.queued = True
-                ready.append(warp)
+                fragments = warp.fragments
+            for fragment in fragments:
+                if fragment.wait is None:
+                    ready.again(warp)
+                    break
 
     def _execute(self, warp: Warp, fragment: Fragment, segment: Segment, mask: int) -> None:
         """One machine instruction."""
-        ins = segment.first
+        ins = segment.instrs[0]
         active = mask
         if ins.guard is not None:
             value = int(warp.preds[self.program.layout.pred(ins.guard.name)])
@@ -311,15 +358,44 @@ class Machine:
                     self.executed += mask.bit_count()
                 self._block(warp, fragment, wait, active)
                 return
-            if ins.mods[0] in ("ret", "exit"):
+            if segment.leaves:
                 self.executed += mask.bit_count()
                 fragment.mask &= ~active
                 fragment.pc += 1
                 warp.fragments = [f for f in warp.fragments if f.mask]
                 warp.wake_converging()
+                if len(self.ctas) > 1:
+                    self.cluster.check()
                 return
         self.executed += mask.bit_count()
         fragment.pc += 1
+
+    def _touch_loads(self, warp: Warp, segment: Segment) -> None:
+        """Registers of a tcgen05.ld are used that wait::ld has not yet covered: wrong by the PTX
+        text, while silicon's scoreboard holds the use until the load is complete."""
+        last = -1
+        for k, load in enumerate(warp.pending_ld):
+            if load.pc in segment.ld_touches and load.effect is not None:
+                load.effect()
+                load.effect = None
+            if load.pc in segment.ld_uses:
+                last = k
+        if last < 0:
+            return
+        if self.options.profile == "isa":
+            ins = self.program.segments[warp.pending_ld[last].pc].first
+            raise EmulatorFault(
+                "tcgen05_ld_not_waited",
+                f"a register of the tcgen05.ld at ptx:{ins.line} is used without tcgen05.wait::ld",
+                load=ins.text,
+                load_source=self.program.module.source_of(ins),
+            )
+        for load in warp.pending_ld[: last + 1]:  # loads complete in order
+            if load.effect is not None:
+                load.effect()
+        if self.race is not None:
+            self.race.ld_complete(warp, warp.pending_ld[last].clock)
+        del warp.pending_ld[: last + 1]
 
     def _converge(self, warp: Warp, fragment: Fragment, segment: Segment, active: int) -> None:
         if active != fragment.mask:
@@ -331,9 +407,8 @@ class Machine:
             )
         missing = warp.alive & ~active
         detail = (("waits_for", f"lanes {missing:#010x} to reach it"),)
-        self._block(
-            warp, fragment, Wait(("converge", warp.index), segment.first.op, detail=detail), active
-        )
+        wait = Wait(("converge", warp.index), segment.first.op, detail=detail)
+        self._block(warp, fragment, wait, active)
 
     def _block(self, warp: Warp, fragment: Fragment, wait: Wait, active: int) -> None:
         if active != fragment.mask and wait.retry:
@@ -345,40 +420,86 @@ class Machine:
         if wait.key[0] != "converge":
             warp.cta.waiting.setdefault(wait.key, []).append((warp, fragment))
 
-    def _give_up(self, cta: Cta) -> bool:
+    def _give_up(self) -> bool:
         """Nothing can run. A try_wait may fail spuriously, so those outside spin loops now do, one
         at a time; False if there is none, or if giving up has led back here without any event."""
-        if self.events == cta.gave_up_at:
-            return False
-        for key, waiters in list(cta.waiting.items()):
-            for warp, fragment in waiters:
-                if fragment.wait is not None and fragment.wait.soft:
-                    waiters.remove((warp, fragment))
-                    if not waiters:
-                        del cta.waiting[key]
-                    cta.gave_up_at = self.events
-                    fragment.wait = None
-                    warp.timed_out = True
-                    self._enqueue(warp)
-                    return True
+        for cta in self.ctas:
+            if self.events == cta.gave_up_at:
+                continue
+            for key, waiters in list(cta.waiting.items()):
+                for warp, fragment in waiters:
+                    if fragment.wait is not None and fragment.wait.soft:
+                        waiters.remove((warp, fragment))
+                        if not waiters:
+                            del cta.waiting[key]
+                        cta.gave_up_at = self.events
+                        fragment.wait = None
+                        warp.timed_out = True
+                        self.ready.wake(warp)
+                        return True
         return False
 
-    # -- findings ----------------------------------------------------------------------------
+    # -- findings ----------------------------------------------------------------------------------
 
-    def _finding(self, fault: EmulatorFault, cta: Cta) -> Finding:
-        warp, fragment = self._current, self._fragment
-        segment = self.program.segments[fragment.pc]
-        ins = segment.first
+    def _finding(self, fault: EmulatorFault) -> Finding:
+        """The fault, with who was executing: a warp, or the engine that works for one."""
+        op = self.asyncs.current
+        warp = op.warp if op is not None else self._current
+        assert warp is not None
+        ins = self.program.segments[op.pc if op is not None else warp.pc].first
+        details: dict[str, Any] = {**fault.details, "instruction": ins.text}
+        details |= {"engine": op.what} if op is not None else {"lanes": self._mask}
         return Finding(
             code=fault.code,
             message=fault.message,
             role=warp.name,
-            cta=cta.block,
+            cta=warp.cta.block,
             warp=warp.index,
             ptx_line=ins.line,
             source=self.program.module.source_of(ins),
-            details={**fault.details, "instruction": ins.text, "lanes": fragment.mask},
+            details=details,
         )
+
+
+def special_registers(machine: Machine, warp: Warp) -> dict[str, Any]:
+    """Values of the special registers: one for the warp, or one a lane."""
+    launch, cta, gpu = machine.launch, warp.cta, machine.gpu
+    lane = np.arange(32, dtype=np.int64)
+    bx, by, _ = launch.block
+    tid = warp.index * 32 + lane
+    cluster = launch.cluster
+    vectors = {
+        "tid": (tid % bx, tid // bx % by, tid // (bx * by)),
+        "ntid": launch.block,
+        "ctaid": cta.block,
+        "nctaid": launch.grid,
+        "clusterid": tuple(b // c for b, c in zip(cta.block, cluster, strict=True)),
+        "nclusterid": tuple(g // c for g, c in zip(launch.grid, cluster, strict=True)),
+        "cluster_ctaid": tuple(b % c for b, c in zip(cta.block, cluster, strict=True)),
+        "cluster_nctaid": cluster,
+    }
+    one = np.int64(1)
+    values: dict[str, Any] = {
+        "%laneid": lane,
+        "%warpid": warp.index,
+        "%nwarpid": len(cta.warps),
+        "%smid": cta.rank,
+        "%nsmid": gpu.sm_count,
+        "%gridid": 0,
+        "%cluster_ctarank": cta.rank,
+        "%cluster_nctarank": len(machine.ctas),
+        "%is_explicit_cluster": int(cluster != (1, 1, 1)),
+        "%dynamic_smem_size": launch.smem_bytes,
+        "%total_smem_size": machine.smem_bytes,
+        "%lanemask_eq": one << lane,
+        "%lanemask_lt": (one << lane) - 1,
+        "%lanemask_le": (one << lane + 1) - 1,
+        "%lanemask_gt": 0xFFFFFFFF & ~((one << lane + 1) - 1),
+        "%lanemask_ge": 0xFFFFFFFF & ~((one << lane) - 1),
+    }
+    for name, triple in vectors.items():
+        values |= {f"%{name}.{axis}": v for axis, v in zip("xyz", triple, strict=True)}
+    return values
 
 
 def _lowest(fragments: list[Fragment]) -> Fragment | None:

@@ -16,6 +16,7 @@ from .native import BlockBuilder, compile_blocks, find
 from .ptx.ast import Entry, Instr, Label, Mem, Module, Operand, Reg, RegPair, Special, Vec
 from .registers import RegisterFile
 
+CLUSTER_RANK = "%cluster_ctarank"
 SHARED_WINDOW_BASE = 1024  # sm_100 keeps the first KiB of the shared window for the system
 
 
@@ -38,6 +39,9 @@ class Segment:
     marks: tuple[str, ...] = ()  # checked registers that are written here
     count: int = 0
     converged: bool = False  # needs every live lane of the warp
+    leaves: bool = False  # ret or exit
+    ld_uses: frozenset[int] = frozenset()  # tcgen05.ld segments whose results it computes with
+    ld_touches: frozenset[int] = frozenset()  # and those whose registers it names at all
 
     @property
     def first(self) -> Instr:
@@ -57,6 +61,7 @@ class Program:
     static_smem_bytes: int
     specials: tuple[str, ...]
     native: Any = None
+    clustered: bool = False
     tracked: tuple[str, ...] = ()
     handlers: dict[str, Any] = field(default_factory=dict)
 
@@ -142,6 +147,7 @@ def cut(entry: Entry) -> list[Segment]:
     at[len(entry.body)] = len(segments)
     for segment in segments:
         segment.count = len(segment.instrs)
+        segment.leaves = segment.instrs[-1].op in ("ret", "exit")
         if segment.branch != "none":
             label = segment.instrs[-1].operands[0]
             assert isinstance(label, Label)
@@ -245,6 +251,43 @@ def _names(mask: int, by_bit: list[str]) -> list[str]:
     return out
 
 
+def _link_loads(segments: list[Segment]) -> None:
+    """Notes which segments touch, and which truly use, the registers of which tcgen05.ld.
+
+    NVVM moves and packs a load's registers above its tcgen05.wait::ld, which for ptxas is renaming;
+    a copy counts as the load's register, and copying as touching it, not as using it.
+    """
+    loads: dict[str, frozenset[int]] = {}
+    for segment in segments:
+        if not segment.native and segment.first.op.startswith("tcgen05.ld."):
+            for name in uses_and_defs(segment.first)[1]:
+                loads[name] = loads.get(name, frozenset()) | {segment.index}
+    if not loads:
+        return
+    facts = [
+        (segment.index, ins.mods[0] == "mov", *uses_and_defs(ins))
+        for segment in segments
+        for ins in segment.instrs
+    ]
+    nothing: frozenset[int] = frozenset()
+    changed = True
+    while changed:
+        changed = False
+        for _, copies, uses, defs in facts:
+            if copies:
+                source = nothing.union(*(loads.get(name, nothing) for name in uses))
+                for name in defs:
+                    if not source <= loads.get(name, nothing):
+                        loads[name] = loads.get(name, nothing) | source
+                        changed = True
+    for index, copies, uses, defs in facts:
+        touched = nothing.union(*(loads.get(name, nothing) for name in (*uses, *defs)))
+        segments[index].ld_touches |= touched - {index}
+        if not copies:
+            used = nothing.union(*(loads.get(name, nothing) for name in uses))
+            segments[index].ld_uses |= used
+
+
 def place_shared(entry: Entry) -> tuple[dict[str, int], int]:
     """Window addresses of shared variables: statics in order, then the dynamic array."""
     at, symbols = SHARED_WINDOW_BASE, {}
@@ -257,7 +300,10 @@ def place_shared(entry: Entry) -> tuple[dict[str, int], int]:
 
 
 def decode(
-    module: Module, entry_name: str, bind: Callable[[Program, Segment], Callable[..., Any]]
+    module: Module,
+    entry_name: str,
+    bind: Callable[[Program, Segment], Callable[..., Any]],
+    clustered: bool = False,
 ) -> Program:
     """Cuts, analyses, places and compiles. ``bind`` makes the handler of a machine instruction and
     raises `UnsupportedPTX` for what it does not know."""
@@ -265,21 +311,22 @@ def decode(
         raise ValueError(f"entry {entry_name!r} is not in the PTX; it has {sorted(module.entries)}")
     entry = module.entries[entry_name]
     segments = cut(entry)
-    specials = tuple(
-        dict.fromkeys(
-            r.name
-            for ins in entry.body
-            for op in ins.operands
-            for r in operand_regs(op)
-            if isinstance(r, Special)
-        )
+    named = (
+        r.name
+        for ins in entry.body
+        for op in ins.operands
+        for r in operand_regs(op)
+        if isinstance(r, Special)
     )
+    specials = tuple(dict.fromkeys([*([CLUSTER_RANK] if clustered else []), *named]))
     flow = analyse(segments, specials)
     kinds = {**entry.registers, **dict.fromkeys(specials, "b32")}
     used, groups = _crossing(segments, flow, specials)
     symbols, static_bytes = place_shared(entry)
     layout = RegisterFile(kinds, used, groups)
     program = Program(module, entry, segments, layout, symbols, static_bytes, specials)
+    program.clustered = clustered
+    _link_loads(segments)
     _track_unwritten(program, flow)
     _generate(program, flow)
     for segment in segments:
@@ -334,7 +381,9 @@ def _generate(program: Program, flow: Flow) -> None:
     for segment in program.segments:
         if not segment.native:
             continue
-        block = BlockBuilder(f"b{segment.index}", program.layout, program.symbols, params)
+        block = BlockBuilder(
+            f"b{segment.index}", program.layout, program.symbols, params, program.clustered
+        )
         taken = None
         for ins in segment.instrs:
             block.instr = ins

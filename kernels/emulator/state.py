@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from .findings import EmulatorFault
 from .isa.table import Wait
-from .memory import GlobalMemory, SharedMemory, TensorMemory
+from .memory import SharedMemory, TensorMemory
 from .registers import WarpRegisters
+from .schedule import CTA_RANK_SHIFT, CTA_WINDOW_MASK, AsyncOp, BulkGroups, PendingLoad
 from .sync import MbarrierUnit
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ class Warp:
         "r16",
         "r32",
         "registers",
+        "bulk",
+        "pc",
+        "pending_ld",
+        "pending_st",
         "timed_out",
         "unwritten",
     )
@@ -63,6 +68,10 @@ class Warp:
         self.r32, self.i32 = self.registers.r32, self.registers.i32
         self.r16, self.preds = self.registers.r16, self.registers.preds
         self.max_registers: int | None = None
+        self.pc = 0  # segment being executed
+        self.pending_ld: list[PendingLoad] = []
+        self.pending_st: list[AsyncOp] = []
+        self.bulk: dict[int, BulkGroups] = {}  # by lane
         self.timed_out = False  # the soft wait that runs next may give up
         self.queued = False
         self.unwritten = dict.fromkeys(program.tracked, 0xFFFFFFFF)  # lanes that never wrote it
@@ -132,26 +141,34 @@ class NamedBarriers:
             )
         barrier.arrived += 32
         barrier.by.append(warp.name)
-        self._cta.machine.events += 1
+        machine = self._cta.machine
+        machine.events += 1
+        if machine.race is not None:
+            machine.race.named_arrive(warp, self._cta, index)
         if barrier.arrived < expected:
             return False
         del self.open[index]
-        self._cta.machine.wake(("bar", index), self._cta)
+        if machine.race is not None:
+            waiters = [w for w, _ in self._cta.waiting.get(("bar", index), ())]
+            machine.race.named_release(self._cta, index, waiters + [warp] * waits)
+        machine.wake(("bar", index), self._cta)
         return True
 
 
 class Cta:
     """A thread block on its SM."""
 
-    def __init__(self, machine: Machine, block: tuple[int, int, int], gmem: GlobalMemory) -> None:
+    def __init__(self, machine: Machine, block: tuple[int, int, int], rank: int = 0) -> None:
         program, launch = machine.program, machine.launch
         self.machine = machine
         self.block = block
-        self.gmem = gmem
+        self.rank = rank  # in its cluster
+        self.window = rank << CTA_RANK_SHIFT
+        self.gmem = machine.gmem
         self.smem = SharedMemory(machine.smem_bytes)
         self.tmem = TensorMemory()
         self.mbarriers = MbarrierUnit(self.smem)
-        self.mbarriers.on_phase.append(lambda addr, phase: machine.wake(("mbar", addr), self))
+        self.mbarriers.on_phase.append(self._on_phase)
         self.named = NamedBarriers(self)
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         self.threads_rounded = (threads + 31) // 32 * 32
@@ -162,6 +179,30 @@ class Cta:
             mask = (1 << min(32, threads - 32 * index)) - 1
             name = machine.roles.get(index, f"warp {index}")
             self.warps.append(Warp(self, index, mask, name, program))
+
+    def _on_phase(self, addr: int, phase: int) -> None:
+        if self.machine.race is not None:
+            self.machine.race.mbarrier_phase(self, addr)
+        self.machine.wake(("mbar", addr), self)
+
+    def peer(self, address: int) -> tuple[Cta, int]:
+        """The CTA that a shared::cluster address names, and the address in its own window."""
+        rank = address >> CTA_RANK_SHIFT
+        peers = self.machine.ctas
+        if rank >= len(peers):
+            raise EmulatorFault(
+                "cluster_address",
+                f"shared::cluster address {address:#x} names CTA {rank} of a cluster of"
+                f" {len(peers)}",
+                address=address,
+            )
+        return peers[rank], address & CTA_WINDOW_MASK
+
+    def locate(self, address: int) -> tuple[Cta, int]:
+        """As `peer`, quickly for the CTA's own addresses."""
+        if address >> CTA_RANK_SHIFT == self.rank:
+            return self, address & CTA_WINDOW_MASK
+        return self.peer(address)
 
     def check_exit(self) -> None:
         """Rules at the end of a CTA."""

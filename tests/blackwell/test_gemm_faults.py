@@ -25,15 +25,8 @@ class Fault:
     seen: str
 
 
-def fault(name, old, new, seen, marks=()):
-    return pytest.param(Fault(name, old, new, seen), id=name, marks=marks)
-
-
-# Right by luck wherever the warps happen to run in step: only knowing what each barrier orders
-# (happens-before) can tell. Strict, so that this list shrinks when the emulator learns it.
-ORDERED_BY_LUCK = pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="no happens-before check yet"
-)
+def fault(name, old, new, seen):
+    return pytest.param(Fault(name, old, new, seen), id=name)
 
 
 def observe(module):
@@ -66,7 +59,7 @@ FAULTS = [
         "load does not wait for an empty stage",
         "cute.arch.mbarrier_wait(empty + stage, parity ^ 1)",
         "pass",
-        "deadlock",
+        "tma_load_not_waited",
     ),
     fault(
         "load waits for the other parity first",
@@ -108,7 +101,7 @@ FAULTS = [
         "expect_tx asks for the bytes of A alone",
         "mbarrier_arrive_and_expect_tx(full + stage, tx_bytes)",
         "mbarrier_arrive_and_expect_tx(full + stage, tx_bytes // 2)",
-        "deadlock",
+        "tma_load_not_waited",
     ),
     fault(
         "a barrier expects two arrivals",
@@ -169,7 +162,7 @@ FAULTS = [
         "the ring's parity never flips",
         "return k_tile % stages, (k_tile // stages) % 2",
         "return k_tile % stages, 0 * k_tile",
-        WRONG,
+        "tma_load_not_waited",
     ),
     fault(
         "A is multiplied with the B of the next stage",
@@ -181,15 +174,13 @@ FAULTS = [
         "the store starts before the other warps have written",
         "cute.arch.barrier(barrier_id=NamedBarrier.EPILOGUE, number_of_threads=128)",
         "pass",
-        "smem_unwritten_read",
-        marks=ORDERED_BY_LUCK,
+        "smem_race",
     ),
     fault(
         "the store reads what may still be in the generic proxy",
         "cute.arch.fence_view_async_shared()",
         "pass",
         "missing_proxy_fence",
-        marks=ORDERED_BY_LUCK,
     ),
     fault(
         "tensor memory is not freed",
@@ -207,7 +198,7 @@ FAULTS = [
         "the roles start before the barriers are initialised",
         "cute.arch.sync_threads()",
         "pass",
-        "mbarrier_not_initialised",
+        "smem_race",
     ),
 ]
 

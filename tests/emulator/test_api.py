@@ -78,7 +78,7 @@ def test_every_launch_runs_in_order_with_its_memory(machine):
     report = emulate(k.axpy_then_double, x, y, out, 2.0, gpu="gb200", seed=5, roles=["load", "mma"])
     assert [call["launch"].block[0] for call in machine.calls] == [64, 128, 64]
     for call in machine.calls:
-        assert call["gpu"] == GPUS["gb200"] and call["seed"] == 5
+        assert call["gpu"] == GPUS["gb200"] and call["options"].seed == 5
         assert call["roles"] == {0: "load", 1: "mma"}
         assert f".entry {call['launch'].kernel}(" in call["ptx"]
         # GlobalMemory of the real engine: the tensors' own bytes, and nothing beside them.
@@ -210,11 +210,10 @@ def test_the_cache_forgets_on_request_and_is_bounded(machine, compiles, monkeypa
 @pytest.mark.parametrize(
     "choice, value",
     [
-        ("schedule", "random"),
-        ("visibility", "late"),
-        ("checks", False),
+        ("schedule", "fifo"),
+        ("visibility", "lazy"),
         ("checks", 1),
-        ("profile", "isa"),
+        ("profile", "ptx"),
         ("processes", 2),
         ("processes", True),
         ("gpu", "b100"),
@@ -235,8 +234,8 @@ def test_choices_that_are_not_supported_are_named(choice, value, machine, compil
 
 
 def test_the_message_says_what_is_supported():
-    with pytest.raises(ValueError, match="'adversarial' is not supported.*'round_robin'"):
-        emulate(k.axpy, *make(), 1.0, schedule="adversarial")
+    with pytest.raises(ValueError, match="'fifo' is not supported.*'round_robin'"):
+        emulate(k.axpy, *make(), 1.0, schedule="fifo")
     with pytest.raises(ValueError, match="h100, h200, b200, gb200, b300, gb300"):
         emulate(k.axpy, *make(), 1.0, gpu="tpu")
 

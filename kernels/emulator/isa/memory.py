@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..ptx.ast import Imm, Reg, Vec
+from ..schedule import CTA_RANK_SHIFT, CTA_WINDOW_MASK
 from .table import FULL, LANES, Binding, Handler, machine
 
 if TYPE_CHECKING:
-    from ..state import Warp
+    from ..state import Cta, Warp
 
 _HINTS = (
     r"(?:\.(?:volatile|relaxed\.(?:cta|cluster|gpu|sys)|weak|nc|ca|cg|cs|lu|cv|wb|wt|"
@@ -27,9 +30,44 @@ def _shape(b: Binding) -> tuple[int, int, str]:
 
 def _pattern(op: str) -> str:
     return (
-        rf"{op}{_ACQUIRE}{_HINTS}(?:\.(?P<space>shared|shared::cta|global))?{_HINTS}"
+        rf"{op}{_ACQUIRE}{_HINTS}"
+        rf"(?:\.(?P<space>shared|shared::cta|shared::cluster|global))?{_HINTS}"
         r"(?:\.(?P<vec>v2|v4|v8))?\.(?P<kind>[busf])(?P<bits>8|16|32|64)"
     )
+
+
+def load_shared(w: Warp, addrs: NDArray[np.int64], nbytes: int) -> NDArray[np.uint8]:
+    """Bytes at each lane's shared address, in the CTA's own window or in a peer's."""
+    out = np.empty((addrs.size, nbytes), np.uint8)
+    for cta, lanes, own in by_cta(w, addrs):
+        if (race := w.cta.machine.race) is not None:
+            race.smem(w, cta, own, nbytes, write=False)
+        if lanes is None:
+            return cta.smem.load(own, nbytes)
+        out[lanes] = cta.smem.load(own, nbytes)
+    return out
+
+
+def store_shared(w: Warp, addrs: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+    for cta, lanes, own in by_cta(w, addrs):
+        if (race := w.cta.machine.race) is not None:
+            race.smem(w, cta, own, data.shape[1], write=True)
+        cta.smem.store(own, data if lanes is None else data[lanes])
+
+
+def by_cta(
+    w: Warp, addrs: NDArray[np.int64]
+) -> Iterator[tuple[Cta, NDArray[np.bool_] | None, NDArray[np.int64]]]:
+    """Splits shared addresses by owner: (CTA, lanes or None for all, addresses)."""
+    if len(w.cta.machine.ctas) == 1:
+        yield w.cta, None, addrs
+        return
+    ranks = addrs >> CTA_RANK_SHIFT
+    for rank in np.unique(ranks):
+        lanes = ranks == rank
+        cta, _ = w.cta.locate(int(rank) << CTA_RANK_SHIFT)
+        own = addrs & CTA_WINDOW_MASK
+        yield (cta, None, own) if lanes.all() else (cta, lanes, own[lanes])
 
 
 @machine(_pattern("ld"))
@@ -48,8 +86,10 @@ def load(b: Binding) -> Handler:
         addrs = address(w)
         if mask != FULL:
             addrs = addrs[LANES[mask]]
-        memory = w.cta.smem if shared else w.cta.gmem
-        data = memory.load(addrs, total)
+        if shared:
+            data = load_shared(w, addrs, total)
+        else:
+            data = w.cta.gmem.load(addrs, total)
         for k, write in enumerate(writers):
             write(w, mask, data[:, k * nbytes : (k + 1) * nbytes])
 
@@ -103,7 +143,10 @@ def store(b: Binding) -> Handler:
         if lanes is not None:
             addrs, values = addrs[lanes], values[lanes]
         data = np.ascontiguousarray(values).view(np.uint8)
-        (w.cta.smem if shared else w.cta.gmem).store(addrs, data)
+        if shared:
+            store_shared(w, addrs, data)
+        else:
+            w.cta.gmem.store(addrs, data)
         w.cta.machine.events += 1
 
     return run

@@ -63,18 +63,25 @@ def setmaxnreg(b: Binding) -> Handler:
     return run
 
 
+@machine(r"fence\.proxy\.async(?:\.(?:shared::cta|shared::cluster|global))?")
+def fence_proxy_async(b: Binding) -> Handler:
+    def run(w: Warp, mask: int) -> None:
+        if (race := w.cta.machine.race) is not None:
+            race.fence_proxy_async(w)
+
+    return run
+
+
 @machine(
-    r"fence\.proxy\.async(?:\.(?:shared::cta|shared::cluster|global))?|fence\.mbarrier_init\.release\.cluster|"
+    r"fence\.mbarrier_init\.release\.cluster|"
     r"fence\.(?:sc|acq_rel)\.(?:cta|cluster|gpu|sys)|membar\.(?:cta|gl|sys)|"
     r"griddepcontrol\.(?:wait|launch_dependents)|nanosleep\.u32|"
     r"prefetch(?:\.param)?\.tensormap|prefetch\.global\.L[12](?:::\w+)?"
 )
 def ordering(b: Binding) -> Handler:
-    """With eager visibility every effect is visible when it is issued, so these only pass by."""
+    """Ordinary memory effects happen in program order, and barriers carry the order between warps,
+    so these only pass by."""
     return lambda w, mask: None
-
-
-# -- named barriers ----------------------------------------------------------------------------
 
 
 @machine(r"(?:bar|barrier)(?:\.cta)?\.(sync|arrive)(\.aligned)?", converged=True)
@@ -97,6 +104,29 @@ def named_barrier(b: Binding) -> Handler:
         return Wait(
             ("bar", index), f"barrier {index}", retry=False, detail=(("barrier", f"named {index}"),)
         )
+
+    return run
+
+
+# -- the cluster's barrier ------------------------------------------------------------------------
+
+
+@machine(r"barrier\.cluster\.arrive(?:\.(?:release|relaxed))?(?:\.aligned)?", converged=True)
+def cluster_arrive(b: Binding) -> Handler:
+    def run(w: Warp, mask: int) -> None:
+        w.cta.machine.cluster.arrive(w)
+
+    return run
+
+
+@machine(r"barrier\.cluster\.wait(?:\.acquire)?(?:\.aligned)?", converged=True)
+def cluster_wait(b: Binding) -> Handler:
+    def run(w: Warp, mask: int) -> Wait | None:
+        cluster = w.cta.machine.cluster
+        if cluster.passed(w):
+            return None
+        detail = (("barrier", "cluster"),)
+        return Wait(("cluster",), "barrier.cluster.wait", detail=detail)
 
     return run
 
@@ -124,7 +154,10 @@ def mbarrier_init(b: Binding) -> Handler:
     def run(w: Warp, mask: int) -> None:
         for at, lanes in _by_address(w, mask, address(w)):
             for _ in range(lanes.bit_count()):
-                w.cta.mbarriers.init(at, count(w, first_lane(lanes)))
+                cta, own = w.cta.locate(at)
+                cta.mbarriers.init(own, count(w, first_lane(lanes)))
+                if (race := w.cta.machine.race) is not None:
+                    race.mbarrier_init(w, cta, own)
 
     return run
 
@@ -135,7 +168,8 @@ def mbarrier_inval(b: Binding) -> Handler:
 
     def run(w: Warp, mask: int) -> None:
         for at, _ in _by_address(w, mask, address(w)):
-            w.cta.mbarriers.inval(at)
+            cta, own = w.cta.locate(at)
+            cta.mbarriers.inval(own)
 
     return run
 
@@ -149,14 +183,16 @@ def mbarrier_arrive(b: Binding) -> Handler:
     put, no_complete = _put64(b, state), bool(b.match[1])
 
     def run(w: Warp, mask: int) -> None:
+        machine = w.cta.machine
         for at, lanes in _by_address(w, mask, address(w)):
-            total = (
-                sum(count(w, int(lane)) for lane in LANES[lanes])
-                if len(operands) > 1
-                else lanes.bit_count()
-            )
-            put(w, lanes, w.cta.mbarriers.arrive(at, total, who=w.name, no_complete=no_complete))
-        w.cta.machine.events += 1
+            total = lanes.bit_count()
+            if len(operands) > 1:
+                total = sum(count(w, int(lane)) for lane in LANES[lanes])
+            cta, own = w.cta.locate(at)
+            if machine.race is not None:
+                machine.race.mbarrier_arrive(w, cta, own)
+            put(w, lanes, cta.mbarriers.arrive(own, total, who=w.name, no_complete=no_complete))
+        machine.events += 1
 
     return run
 
@@ -168,13 +204,13 @@ def mbarrier_arrive_expect_tx(b: Binding) -> Handler:
     address, nbytes, put = b.addresses(operands[0]), b.scalar(operands[1]), _put64(b, state)
 
     def run(w: Warp, mask: int) -> None:
-        at_lane = address(w)
-        for lane in LANES[mask]:
-            token = w.cta.mbarriers.arrive_expect_tx(
-                int(at_lane[lane]), nbytes(w, int(lane)), who=w.name
-            )
-            put(w, 1 << int(lane), token)
-        w.cta.machine.events += 1
+        machine, at_lane = w.cta.machine, address(w)
+        for lane in map(int, LANES[mask]):
+            cta, own = w.cta.locate(int(at_lane[lane]))
+            if machine.race is not None:
+                machine.race.mbarrier_arrive(w, cta, own)
+            put(w, 1 << lane, cta.mbarriers.arrive_expect_tx(own, nbytes(w, lane), who=w.name))
+        machine.events += 1
 
     return run
 
@@ -186,9 +222,10 @@ def mbarrier_tx(b: Binding) -> Handler:
 
     def run(w: Warp, mask: int) -> None:
         at_lane = address(w)
-        for lane in LANES[mask]:
-            act = w.cta.mbarriers.expect_tx if expects else w.cta.mbarriers.complete_tx
-            act(int(at_lane[lane]), nbytes(w, int(lane)), who=w.name)
+        for lane in map(int, LANES[mask]):
+            cta, own = w.cta.locate(int(at_lane[lane]))
+            act = cta.mbarriers.expect_tx if expects else cta.mbarriers.complete_tx
+            act(own, nbytes(w, lane), who=w.name)
         w.cta.machine.events += 1
 
     return run
@@ -217,12 +254,15 @@ def mbarrier_wait(b: Binding) -> Handler:
     by_parity, soft = bool(b.match[2]), not spins(b.program, b.index, b.ins)
 
     def run(w: Warp, mask: int) -> Wait | None:
-        unit = w.cta.mbarriers
+        unit, race = w.cta.mbarriers, w.cta.machine.race
         done, pending = 0, None
-        for at, lanes in _by_address(w, mask, address(w)):
+        for address_, lanes in _by_address(w, mask, address(w)):
+            at = address_ - w.cta.window
             value = phase(w, first_lane(lanes))
             if unit.try_parity(at, value & 1) if by_parity else unit.try_phase(at, value):
                 done |= lanes
+                if race is not None:
+                    race.mbarrier_wait(w, w.cta, at)
             else:
                 pending = (at, value)
         if pending is None:

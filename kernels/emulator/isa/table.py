@@ -77,8 +77,11 @@ class Binding:
 
     def lanes32(self, op: Operand) -> Callable[[Warp], NDArray[np.uint32]]:
         """Reader of a 32-bit operand: uint32[32]."""
-        if isinstance(op, Imm | Sym):
-            value = np.full(32, self.constant(op) & FULL, np.uint32)
+        if isinstance(op, Sym):
+            at = self.constant(op)
+            return lambda w: np.full(32, at + w.cta.window, np.uint32)
+        if isinstance(op, Imm):
+            value = np.full(32, op.value & FULL, np.uint32)
             return lambda w: value
         row = self.row(op, "b32")
         return lambda w: w.r32[row]
@@ -95,8 +98,11 @@ class Binding:
 
     def scalar(self, op: Operand) -> Callable[[Warp, int], int]:
         """Reader of one lane's 32- or 64-bit operand: f(warp, lane) -> int (unsigned)."""
-        if isinstance(op, Imm | Sym):
-            value = self.constant(op)
+        if isinstance(op, Sym):
+            at = self.constant(op)
+            return lambda w, lane: at + w.cta.window
+        if isinstance(op, Imm):
+            value = op.value
             return lambda w, lane: value
         row = self.row(op, "b32", "b64")
         if isinstance(op, Reg) and op.kind == "b64":
@@ -120,9 +126,7 @@ class Binding:
         index, flip = self.program.layout.pred(op.name), FULL if op.negated else 0
         return lambda w: int(w.preds[index]) ^ flip
 
-    def constant(self, op: Imm | Sym) -> int:
-        if isinstance(op, Imm):
-            return op.value
+    def constant(self, op: Sym) -> int:
         if op.name not in self.program.symbols:
             raise self.unsupported(f"{op.name!r} has no shared address")
         return self.program.symbols[op.name] + op.offset
@@ -139,8 +143,11 @@ class Binding:
         if not isinstance(op, Mem):
             raise self.unsupported(f"operand {op} should be an address")
         offset = op.offset
-        if isinstance(op.base, Imm | Sym):
-            value = np.full(32, self.constant(op.base) + offset, np.int64)
+        if isinstance(op.base, Sym):
+            start = self.constant(op.base) + offset
+            return lambda w: np.full(32, start + w.cta.window, np.int64)
+        if isinstance(op.base, Imm):
+            value = np.full(32, op.base.value + offset, np.int64)
             return lambda w: value
         row = self.row(op.base, "b32", "b64")
         if isinstance(op.base, Reg) and op.base.kind == "b64":

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..engines import tensorcore
+from ..engines.descriptors import InstrDescriptor
+from ..engines.operands import operand_chunks
 from ..findings import EmulatorFault
 from ..ptx.ast import Imm, Mem, Vec
+from ..registers import POISON
+from ..schedule import AsyncOp, PendingLoad
 from .table import LANES, Binding, Handler, Wait, first_lane, machine
 
 if TYPE_CHECKING:
-    from ..state import Warp
+    from ..state import Cta, Warp
 
 
 @machine(r"tcgen05\.alloc\.cta_group::1\.sync\.aligned\.shared(?:::cta)?\.b32", converged=True)
@@ -21,16 +27,18 @@ def alloc(b: Binding) -> Handler:
     to, count = b.address(b.ins.operands[0]), b.scalar(b.ins.operands[1])
 
     def run(w: Warp, mask: int) -> Wait | None:
-        lane = first_lane(mask)
+        lane, cta, race = first_lane(mask), w.cta, w.cta.machine.race
         columns = count(w, lane)
-        column = w.cta.tmem.alloc(columns)
+        column = cta.tmem.alloc(columns)
         if column is None:
             detail = (("barrier", "Tensor Memory"), ("waits_for", f"{columns} columns"))
             return Wait(("tmem",), f"tcgen05.alloc of {columns} columns", detail=detail)
-        w.cta.smem.store(
-            np.array([to(w, lane)], np.int64), np.array([[column]], np.uint32).view(np.uint8)
-        )
-        w.cta.machine.events += 1
+        at = np.array([to(w, lane) - cta.window], np.int64)
+        if race is not None:
+            race.tmem_allocated(cta, column, columns)
+            race.smem(w, cta, at, 4, write=True)
+        cta.smem.store(at, np.array([[column]], np.uint32).view(np.uint8))
+        cta.machine.events += 1
         return None
 
     return run
@@ -41,9 +49,12 @@ def dealloc(b: Binding) -> Handler:
     where, count = b.scalar(b.ins.operands[0]), b.scalar(b.ins.operands[1])
 
     def run(w: Warp, mask: int) -> None:
-        lane = first_lane(mask)
-        w.cta.tmem.dealloc(where(w, lane), count(w, lane))
-        w.cta.machine.wake(("tmem",), w.cta)
+        lane, cta, race = first_lane(mask), w.cta, w.cta.machine.race
+        at, columns = where(w, lane), count(w, lane)
+        cta.tmem.dealloc(at, columns)
+        if race is not None:
+            race.tmem_freed(w, cta, at & 0xFFFF, columns)
+        cta.machine.wake(("tmem",), cta)
 
     return run
 
@@ -53,54 +64,111 @@ def relinquish(b: Binding) -> Handler:
     return lambda w, mask: w.cta.tmem.relinquish()
 
 
-@machine(
-    r"tcgen05\.wait::(?:ld|st)\.sync\.aligned|tcgen05\.fence::(?:before|after)_thread_sync",
-)
-def ordering(b: Binding) -> Handler:
-    """With eager visibility loads, stores and MMAs are over when they are issued."""
-    return lambda w, mask: None
+@machine(r"tcgen05\.wait::(ld|st)\.sync\.aligned", converged=True)
+def wait(b: Binding) -> Handler:
+    loads = b.match[1] == "ld"
+
+    def run(w: Warp, mask: int) -> None:
+        machine = w.cta.machine
+        if loads:
+            for load in w.pending_ld:
+                if load.effect is not None:
+                    load.effect()
+            w.pending_ld.clear()
+            if machine.race is not None:
+                machine.race.wait_ld(w)
+            return
+        for op in w.pending_st:
+            machine.asyncs.force(op)
+        w.pending_st.clear()
+        if machine.race is not None:
+            machine.race.wait_st(w)
+
+    return run
+
+
+@machine(r"tcgen05\.fence::(before|after)_thread_sync")
+def fence(b: Binding) -> Handler:
+    before = b.match[1] == "before"
+
+    def run(w: Warp, mask: int) -> None:
+        if (race := w.cta.machine.race) is not None:
+            (race.tcgen05_before if before else race.tcgen05_after)(w)
+
+    return run
 
 
 _SHAPES = r"(32x32b|16x64b|16x128b|16x256b|16x32bx2)\.x(1|2|4|8|16|32|64|128)"
+_LANE_COLUMNS = {"32x32b": 1, "16x64b": 2, "16x128b": 4, "16x256b": 8, "16x32bx2": 1}
 
 
 def _uniform(w: Warp, mask: int, addresses: np.ndarray) -> int:
     at = int(addresses[0])
     if not (addresses == at).all():
         raise EmulatorFault(
-            "tmem_divergent_address", "the lanes of a warp give different Tensor Memory addresses"
+            "tmem_divergent_address",
+            "the lanes of a warp give different Tensor Memory addresses",
         )
     return at
 
 
 @machine(rf"tcgen05\.ld\.sync\.aligned\.{_SHAPES}(\.pack::16b)?\.b32", converged=True)
 def ld(b: Binding) -> Handler:
+    """Asynchronous: registers are there behind wait::ld (``silicon``: at their first use)."""
     target, source = b.ins.operands[:2]
     rows, address = b.vector_rows(target), b.addresses(source)
     shape, num, pack, split = b.match[1], int(b.match[2]), bool(b.match[3]), _split(b, 2)
+    columns = num * _LANE_COLUMNS[shape] * (2 if pack else 1)
 
     def run(w: Warp, mask: int) -> None:
+        cta = w.cta
+        machine = cta.machine
         at = _uniform(w, mask, address(w))
-        w.r32[rows] = w.cta.tmem.ld(shape, num, at, w.index & 3, pack, split)
+        clock = 0
+        if machine.race is not None:
+            clock = machine.race.tcgen05_ld(w, cta, at & 0xFFFF, columns, split)
+        if not machine.asyncs.late:
+            w.r32[rows] = cta.tmem.ld(shape, num, at, w.index & 3, pack, split)
+            if machine.race is not None:
+                w.pending_ld.append(PendingLoad(w.pc, clock, None))
+            return
+
+        def effect() -> None:
+            w.r32[rows] = cta.tmem.ld(shape, num, at, w.index & 3, pack, split)
+
+        w.r32[rows] = POISON
+        w.pending_ld.append(PendingLoad(w.pc, clock, effect))
 
     return run
 
 
 @machine(rf"tcgen05\.st\.sync\.aligned\.{_SHAPES}(\.unpack::16b)?\.b32", converged=True)
 def st(b: Binding) -> Handler:
-    split = _split(b, 2) if len(b.ins.operands) == 3 else None
+    """Asynchronous: the registers are read at issue, the cells written by wait::st."""
+    split = _split(b, 1) if len(b.ins.operands) == 3 else None
     target, source = b.ins.operands[0], b.ins.operands[-1]
     rows, address = b.vector_rows(source), b.addresses(target)
     shape, num, unpack = b.match[1], int(b.match[2]), bool(b.match[3])
-    if split is not None:
-        operand = b.ins.operands[1]
-        assert isinstance(operand, Imm)
-        split = operand.value
+    columns = num * _LANE_COLUMNS[shape] * (2 if unpack else 1)
 
     def run(w: Warp, mask: int) -> None:
+        cta = w.cta
+        machine = cta.machine
         at = _uniform(w, mask, address(w))
-        w.cta.tmem.st(shape, num, at, w.index & 3, w.r32[rows], unpack, split)
-        w.cta.machine.events += 1
+        machine.events += 1
+        if machine.race is not None:
+            machine.race.tcgen05_st(w, cta, at & 0xFFFF, columns, split)
+        if not machine.asyncs.late:
+            cta.tmem.st(shape, num, at, w.index & 3, w.r32[rows], unpack, split)
+            return
+        values = w.r32[rows].copy()
+
+        def effect() -> None:
+            cta.tmem.st(shape, num, at, w.index & 3, values, unpack, split)
+
+        op = AsyncOp("tcgen05.st", w, w.pc, effect)
+        w.pending_st.append(op)
+        machine.asyncs.issue(("st", w), op)
 
     return run
 
@@ -112,9 +180,10 @@ def _split(b: Binding, k: int) -> int | None:
     return operand.value if isinstance(operand, Imm) else None
 
 
-@machine(
-    r"tcgen05\.mma\.cta_group::1\.kind::(f16|tf32)(\.collector::a::(?:fill|use|lastuse|discard))?"
-)
+_COLLECTOR = r"(?:\.collector::a::(?:fill|use|lastuse|discard))?"
+
+
+@machine(rf"tcgen05\.mma\.cta_group::1\.kind::(f16|tf32){_COLLECTOR}")
 def mma(b: Binding) -> Handler:
     """D = A B (+ D): A from shared memory (a descriptor) or Tensor Memory (an address)."""
     d, a, b_desc, idesc, *rest = b.ins.operands
@@ -134,36 +203,69 @@ def mma(b: Binding) -> Handler:
 
     def run(w: Warp, mask: int) -> None:
         cta, accumulate = w.cta, enable(w)
+        machine = cta.machine
         for lane in map(int, LANES[mask]):
             off = tuple(x(w, lane) for x in read_lanes) if read_lanes is not None else None
-            tensorcore.mma(
-                read_i(w, lane),
-                read_a(w, lane),
-                read_b(w, lane),
-                read_d(w, lane),
-                cta.smem,
-                cta.tmem,
-                accumulate=bool(accumulate >> lane & 1),
-                a_in_tmem=in_tmem,
-                cta_group=1,
-                kind=kind,
-                disable_output_lane=off,
-                scale_d=scale_d,
-            )
-        cta.machine.events += 1
+            operands = (read_i(w, lane), read_a(w, lane), read_b(w, lane), read_d(w, lane))
+            options: dict[str, Any] = {
+                "accumulate": bool(accumulate >> lane & 1),
+                "a_in_tmem": in_tmem,
+                "kind": kind,
+                "disable_output_lane": off,
+                "scale_d": scale_d,
+            }
+            if machine.race is not None:
+                _note_mma(w, cta, operands, in_tmem, kind)
+            if machine.asyncs.at_once:
+                tensorcore.mma(*operands, cta.smem, cta.tmem, **options)
+                continue
+            effect = partial(tensorcore.mma, *operands, cta.smem, cta.tmem, **options)
+            machine.asyncs.issue(("tensor core", cta.rank), AsyncOp("MMA", w, w.pc, effect))
+        machine.events += 1
 
     return run
 
 
+def _note_mma(
+    w: Warp, cta: Cta, operands: tuple[int, int, int, int], a_in_tmem: bool, kind: str
+) -> None:
+    """Tells the race detector which cells the MMA touches."""
+    idesc, a, b_desc, d = operands
+    inst = InstrDescriptor.decode(idesc, kind, 1)
+    cells = [("B", operand_cells(b_desc, inst.n, inst.b_mn_major))]
+    if not a_in_tmem:
+        cells.append(("A", operand_cells(a, inst.m, inst.a_mn_major)))
+    reads = [(a & 0xFFFF, 8)] if a_in_tmem else []
+    assert cta.machine.race is not None
+    cta.machine.race.mma(w, cta, cells, reads, (d & 0xFFFF, inst.n), (0, 1, 2, 3))
+
+
+@lru_cache(maxsize=4096)
+def operand_cells(descriptor: int, rows: int, mn_major: bool) -> NDArray[np.int64]:
+    """The 4-byte cells (address / 4) of an operand in shared memory."""
+    chunks = operand_chunks(descriptor, rows, mn_major).index.reshape(-1, 1)
+    return np.sort((chunks * 4 + np.arange(4)).reshape(-1))
+
+
 @machine(r"tcgen05\.commit\.cta_group::1\.mbarrier::arrive::one(?:\.shared::cluster)?\.b64")
 def commit(b: Binding) -> Handler:
-    """Eager: earlier MMAs of the thread are complete, so the barrier hears at once."""
+    """The barrier hears when all MMAs that the thread issued before are complete."""
     operand = b.ins.operands[0]
     bar = b.address(operand) if isinstance(operand, Mem) else b.scalar(operand)
 
     def run(w: Warp, mask: int) -> None:
+        machine, race = w.cta.machine, w.cta.machine.race
         for lane in map(int, LANES[mask]):
-            w.cta.mbarriers.arrive(bar(w, lane), who="tensor core")
-        w.cta.machine.events += 1
+            cta, at = w.cta.locate(bar(w, lane))
+            bundle = race.commit(w, cta, at) if race is not None else None
+
+            def complete(cta: Cta = cta, at: int = at, bundle: Any = bundle) -> None:
+                if race is not None:
+                    race.bundle_arrive(bundle, cta, at)
+                cta.mbarriers.arrive(at, who="tensor core")
+
+            op = AsyncOp("tcgen05.commit", w, w.pc, None, complete)
+            machine.asyncs.issue(("tensor core", w.cta.rank), op)
+        machine.events += 1
 
     return run

@@ -55,12 +55,18 @@ class BlockBuilder(Code):
     """Emits the body of one block function. ``regs`` gives each register its place in memory."""
 
     def __init__(
-        self, name: str, regs: RegisterFile, symbols: dict[str, int], params: dict[str, int]
+        self,
+        name: str,
+        regs: RegisterFile,
+        symbols: dict[str, int],
+        params: dict[str, int],
+        clustered: bool = False,
     ) -> None:
         super().__init__()
         self.name = name
         self.regs = regs
         self.symbols = symbols  # shared variables -> shared-window address
+        self.clustered = clustered  # shared addresses carry the CTA's rank
         self.params = params  # kernel parameters -> byte offset in the parameter block
         self.env: dict[str, Value] = {}
         self.defs: dict[str, None] = {}  # registers written here, in order
@@ -203,7 +209,7 @@ class BlockBuilder(Code):
         if isinstance(op, Imm):
             return splat_i(32, self.imm_bits(op, 32))
         if isinstance(op, Sym):
-            return splat_i(32, self.symbol(op))
+            return self.symbol32(op)
         value = self.value(self._reg(op, "b32"))
         assert isinstance(value, V32)
         return self.bits32(value)
@@ -250,6 +256,16 @@ class BlockBuilder(Code):
             raise self.unsupported(f"{op.name!r} has no 32-bit address (only shared variables do)")
         return self.symbols[op.name] + op.offset
 
+    def symbol32(self, op: Sym) -> str:
+        """A shared variable's address; in a cluster the CTA's rank stands in bits 31 to 24."""
+        offset = splat_i(32, self.symbol(op))
+        if not self.clustered:
+            return offset
+        rank = self.value("%cluster_ctarank")
+        assert isinstance(rank, V32)
+        window = self.t(f"shl {I32} {self.bits32(rank)}, {splat_i(32, 24)}")
+        return self.t(f"or {I32} {window}, {offset}")
+
     def symbol64(self, op: Sym) -> str:
         if op.name in self.params:
             base = self.t("ptrtoint ptr %params to i64")
@@ -257,7 +273,7 @@ class BlockBuilder(Code):
             one = self.t(f"insertelement {I64} poison, i64 {total}, i64 0")
             zeros = f"<{V} x i32> zeroinitializer"
             return self.t(f"shufflevector {I64} {one}, {I64} poison, {zeros}")
-        return splat_i(64, self.symbol(op))
+        return self.t(f"zext {I32} {self.symbol32(op)} to {I64}")
 
     # -- operands: destinations -------------------------------------------------------------------
 

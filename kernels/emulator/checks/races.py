@@ -1,0 +1,433 @@
+"""Happens-before over the warps and engines of a cluster: who may touch what, and when.
+
+Every access of shared and tensor memory is checked against the last write and the last reads of its
+cells (`Shadow`), under the clock view that the memory model prescribes for it (`clocks`). The check
+depends on the order in which operations are *issued* and on synchronisation only, never on when
+their effects happen to become visible: a race is found even where the numbers come out right.
+
+Profiles: ``silicon`` takes tcgen05 operations to be ordered by any synchronisation, as hardware
+does (flash-attention-4's forward has no tcgen05.fence, and no tcgen05.wait::ld: the scoreboard
+holds a load's registers until it is complete); ``isa`` holds kernels to the PTX text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..findings import EmulatorFault
+from ..memory.tensor import COLUMNS
+from .clocks import (
+    ASYNC,
+    GENERIC,
+    TENSOR_CORE,
+    TMA_LOAD,
+    TMA_STORE,
+    TMEM_LD,
+    TMEM_OUT,
+    TMEM_ST,
+    TMEM_VIEW,
+    WARP,
+    Agent,
+    Agents,
+    Bundle,
+    join,
+)
+from .shadow import Cells, Conflict, Shadow
+
+if TYPE_CHECKING:
+    from ..program import Program
+    from ..state import Cta, Warp
+
+CELL_BYTES = 4
+_NO_COMMIT = "no tcgen05.commit behind the MMA was waited for"
+_MUST_FINISH = (TMA_LOAD, TMA_STORE, TENSOR_CORE, TMEM_ST)
+QUADS = 4  # of 32 Tensor Memory lanes
+
+
+@dataclass(slots=True)
+class _Barrier:
+    """Clocks of an mbarrier: arrivals of the open phase, and of all completed ones."""
+
+    open: Bundle
+    done: Bundle
+    init_agent: int
+    init_clock: int
+
+
+@dataclass
+class _CtaShadow:
+    smem: Shadow
+    tmem: Shadow
+    base: int
+    mbarriers: dict[int, _Barrier] = field(default_factory=dict)
+    named: dict[int, Bundle] = field(default_factory=dict)
+
+
+class RaceDetector:
+    """Clocks and shadows of the CTAs that run together. Methods name what happened; those that
+    access memory raise `EmulatorFault` for an unordered conflict."""
+
+    def __init__(self, program: Program, profile: str) -> None:
+        self.program = program
+        self.strict = profile == "isa"
+        self.tmem_row = TMEM_VIEW if self.strict else GENERIC
+        self.agents = Agents()
+        self._warps: dict[Any, Agent] = {}
+        self._ld: dict[Any, Agent] = {}
+        self._st: dict[Any, Agent] = {}
+        self._core: dict[Any, Agent] = {}
+        self._ctas: dict[int, _CtaShadow] = {}
+        self.cluster_open: Bundle = self.agents.zero()
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def add_cta(self, cta: Cta) -> None:
+        smem = Shadow(cta.smem.nbytes // CELL_BYTES + 1)
+        self._ctas[id(cta)] = _CtaShadow(smem, Shadow(QUADS * COLUMNS), cta.smem.base)
+        for warp in cta.warps:
+            agent = self.agents.add(WARP, warp)
+            agent.bundle[:, agent.index] = 1
+            self._warps[warp] = agent
+
+    def _own(self, table: dict[Any, Agent], kind: str, warp: Warp) -> Agent:
+        agent = table.get(warp)
+        if agent is None:
+            agent = table[warp] = self.agents.add(kind, warp)
+            agent.clock = 0
+        return agent
+
+    # -- ordinary synchronisation ----------------------------------------------------------------
+
+    def _release(self, warp: Warp) -> Bundle:
+        """What an arrival of the warp publishes: a view of its bundle; its clock then ticks."""
+        agent = self._warps[warp]
+        bundle = self.agents.fit(agent).copy()
+        bundle[TMEM_VIEW] = 0
+        agent.clock += 1
+        agent.bundle[GENERIC, agent.index] = agent.clock
+        return bundle
+
+    def _acquire(self, warp: Warp, bundle: Bundle) -> None:
+        agent = self._warps[warp]
+        agent.bundle = join(self.agents.fit(agent), bundle)
+
+    def mbarrier_init(self, warp: Warp, cta: Cta, addr: int) -> None:
+        agent = self._warps[warp]
+        zero = self.agents.zero
+        self._ctas[id(cta)].mbarriers[addr] = _Barrier(zero(), zero(), agent.index, agent.clock)
+
+    def _barrier(self, cta: Cta, addr: int, view: NDArray[np.int32], what: str) -> _Barrier | None:
+        barrier = self._ctas[id(cta)].mbarriers.get(addr)
+        if barrier is None:
+            return None
+        if view[barrier.init_agent] < barrier.init_clock:
+            raise EmulatorFault(
+                "mbarrier_init_race",
+                f"{what} at {addr:#x}, whose mbarrier.init by"
+                f" {self._name(self.agents.all[barrier.init_agent])} is not ordered before it: a"
+                " barrier or fence between them is missing",
+                address=addr,
+            )
+        return barrier
+
+    def mbarrier_arrive(self, warp: Warp, cta: Cta, addr: int) -> None:
+        view = self.agents.fit(self._warps[warp])[GENERIC]
+        if (barrier := self._barrier(cta, addr, view, "arrival")) is not None:
+            barrier.open = join(barrier.open, self._release(warp))
+
+    def mbarrier_wait(self, warp: Warp, cta: Cta, addr: int) -> None:
+        view = self.agents.fit(self._warps[warp])[GENERIC]
+        if (barrier := self._barrier(cta, addr, view, "wait")) is not None:
+            self._acquire(warp, barrier.done)
+
+    def mbarrier_phase(self, cta: Cta, addr: int) -> None:
+        """The open phase completed."""
+        barrier = self._ctas[id(cta)].mbarriers.get(addr)
+        if barrier is not None:
+            barrier.done = join(barrier.done, barrier.open)
+            barrier.open = self.agents.zero()
+
+    def named_arrive(self, warp: Warp, cta: Cta, index: int) -> None:
+        named = self._ctas[id(cta)].named
+        named[index] = join(named.get(index, self.agents.zero()), self._release(warp))
+
+    def named_release(self, cta: Cta, index: int, waiters: list[Warp]) -> None:
+        bundle = self._ctas[id(cta)].named.pop(index)
+        for warp in waiters:
+            self._acquire(warp, bundle)
+
+    def cluster_arrive(self, warp: Warp) -> None:
+        self.cluster_open = join(self.cluster_open, self._release(warp))
+
+    def cluster_release(self, waiters: list[Warp]) -> None:
+        for warp in waiters:
+            self._acquire(warp, self.cluster_open)
+
+    # -- fences ----------------------------------------------------------------------------------
+
+    def fence_proxy_async(self, warp: Warp) -> None:
+        bundle = self._warps[warp].bundle
+        np.maximum(bundle[ASYNC], bundle[GENERIC], out=bundle[ASYNC])
+
+    def tcgen05_before(self, warp: Warp) -> None:
+        bundle = self._warps[warp].bundle
+        np.maximum(bundle[TMEM_OUT], bundle[GENERIC], out=bundle[TMEM_OUT])
+
+    def tcgen05_after(self, warp: Warp) -> None:
+        bundle = self._warps[warp].bundle
+        np.maximum(bundle[TMEM_VIEW], bundle[TMEM_OUT], out=bundle[TMEM_VIEW])
+
+    # -- shared memory ---------------------------------------------------------------------------
+
+    def smem(
+        self, warp: Warp, cta: Cta, addrs: NDArray[np.int64], nbytes: int, write: bool
+    ) -> None:
+        """An ordinary access by a warp's lanes. Accesses narrower than a cell are not tracked:
+        other warps may own the cell's other bytes."""
+        if nbytes < CELL_BYTES:
+            return
+        agent = self._warps[warp]
+        shadow = self._ctas[id(cta)]
+        cells = (addrs - shadow.base) >> 2
+        words = nbytes // CELL_BYTES
+        if words > 1:
+            cells = (cells[:, None] + np.arange(words)).reshape(-1)
+        if cells.size > 1 and (cells[1:] < cells[:-1]).any():
+            cells = np.sort(cells)
+        self._access(shadow.smem, cells, agent, GENERIC, write, warp.pc, "smem", shadow.base)
+
+    def _access(
+        self, shadow: Shadow, cells: Cells, agent: Agent, row: int, write: bool, pc: int,
+        space: str, base: int,
+    ) -> None:  # fmt: skip
+        view = self.agents.fit(agent)[row]
+        touch = shadow.write if write else shadow.read
+        conflict = touch(cells, view, agent.index, agent.clock, pc)
+        if conflict is not None:
+            raise self._fault(conflict, agent, row, write, space, base)
+
+    # -- TMA -------------------------------------------------------------------------------------
+
+    def tma_load(self, warp: Warp, cta: Cta, addr: int, nbytes: int) -> Agent:
+        """A copy into shared memory is issued; pass the agent to `engine_arrive` at completion."""
+        engine = self.agents.engine(TMA_LOAD, self._warps[warp])
+        shadow = self._ctas[id(cta)]
+        cells = slice((addr - shadow.base) >> 2, (addr - shadow.base + nbytes + 3) >> 2)
+        self._access(shadow.smem, cells, engine, ASYNC, True, warp.pc, "smem", shadow.base)
+        return engine
+
+    def tma_store(self, warp: Warp, cta: Cta, addr: int, nbytes: int) -> Agent:
+        """A copy out of shared memory is issued; pass the agent to `engine_wait`."""
+        engine = self.agents.engine(TMA_STORE, self._warps[warp])
+        shadow = self._ctas[id(cta)]
+        cells = slice((addr - shadow.base) >> 2, (addr - shadow.base + nbytes + 3) >> 2)
+        self._access(shadow.smem, cells, engine, ASYNC, False, warp.pc, "smem", shadow.base)
+        return engine
+
+    def engine_arrive(self, engine: Agent, cta: Cta, addr: int) -> None:
+        """An engine completes on an mbarrier: all that it did, and all it followed, is published."""
+        barrier = self._ctas[id(cta)].mbarriers.get(addr)
+        if barrier is not None:
+            barrier.open = join(barrier.open, self._published(engine))
+
+    def engine_wait(self, warp: Warp, engine: Agent, clock: int) -> None:
+        """The warp waited for an operation of the engine."""
+        agent = self._warps[warp]
+        agent.bundle = self.agents.fit(agent)
+        for row in (GENERIC, ASYNC):
+            agent.bundle[row, engine.index] = max(int(agent.bundle[row, engine.index]), clock)
+
+    def _published(self, engine: Agent) -> Bundle:
+        bundle = self.agents.fit(engine).copy()
+        bundle[:TMEM_VIEW, engine.index] = engine.clock
+        bundle[TMEM_OUT] = np.maximum(bundle[TMEM_OUT], bundle[GENERIC])
+        bundle[TMEM_VIEW] = 0
+        return bundle
+
+    # -- Tensor Memory and the tensor core -------------------------------------------------------
+
+    def tcgen05_ld(self, warp: Warp, cta: Cta, column: int, columns: int, split: int | None) -> int:
+        """Returns the load's clock, for `ld_complete`. split: where the second half begins."""
+        return self._tmem(self._ld, TMEM_LD, warp, cta, column, columns, split, write=False)
+
+    def tcgen05_st(
+        self, warp: Warp, cta: Cta, column: int, columns: int, split: int | None
+    ) -> None:
+        self._tmem(self._st, TMEM_ST, warp, cta, column, columns, split, write=True)
+
+    def _tmem(
+        self, table: dict[Any, Agent], kind: str, warp: Warp, cta: Cta, column: int, columns: int,
+        split: int | None, write: bool,
+    ) -> int:  # fmt: skip
+        agent = self._own(table, kind, warp)
+        issuer = self._warps[warp]
+        agent.bundle = join(self.agents.fit(agent), self.agents.fit(issuer))
+        agent.clock += 1
+        agent.bundle[:, agent.index] = agent.clock
+        shadow = self._ctas[id(cta)].tmem
+        for start in (column,) if split is None else (column, column + split):
+            first = (warp.index & 3) * COLUMNS + start
+            cells = slice(first, first + columns)
+            self._access(shadow, cells, agent, self.tmem_row, write, warp.pc, "tmem", 0)
+        return agent.clock
+
+    def wait_ld(self, warp: Warp) -> None:
+        self._wait_own(self._ld, warp)
+
+    def ld_complete(self, warp: Warp, clock: int) -> None:
+        """A use of its registers waited for a load (and for those before it)."""
+        self._wait_own(self._ld, warp, clock)
+
+    def wait_st(self, warp: Warp) -> None:
+        self._wait_own(self._st, warp)
+
+    def _wait_own(self, table: dict[Any, Agent], warp: Warp, clock: int | None = None) -> None:
+        done = table.get(warp)
+        if done is not None:
+            bundle = self.agents.fit(self._warps[warp])
+            for row in (GENERIC, TMEM_VIEW):
+                bundle[row, done.index] = done.clock if clock is None else clock
+
+    def mma(
+        self, warp: Warp, cta: Cta, smem_cells: list[tuple[str, NDArray[np.int64]]],
+        tmem_reads: list[tuple[int, int]], d: tuple[int, int], quads: tuple[int, ...],
+    ) -> None:  # fmt: skip
+        """One tcgen05.mma is issued. The MMAs of a warp execute in the order of issue.
+
+        smem_cells: operand name and its 4-byte cells (address / 4 in the shared window).
+        tmem_reads, d: (column, columns) of A in Tensor Memory, and of D. quads: of D's lanes.
+        """
+        core = self._own(self._core, TENSOR_CORE, warp)
+        core.bundle = join(self.agents.fit(core), self.agents.fit(self._warps[warp]))
+        core.clock += 1
+        core.bundle[:, core.index] = core.clock
+        shadow = self._ctas[id(cta)]
+        for _, cells in smem_cells:
+            at = cells - (shadow.base >> 2)
+            self._access(shadow.smem, at, core, ASYNC, False, warp.pc, "smem", shadow.base)
+        for column, columns in tmem_reads:
+            for quad in quads:
+                first = quad * COLUMNS + column
+                cells_ = slice(first, first + columns)
+                self._access(shadow.tmem, cells_, core, self.tmem_row, False, warp.pc, "tmem", 0)
+        for quad in quads:
+            first = quad * COLUMNS + d[0]
+            cells_ = slice(first, first + d[1])
+            self._access(shadow.tmem, cells_, core, self.tmem_row, True, warp.pc, "tmem", 0)
+
+    def commit(self, warp: Warp, cta: Cta, addr: int) -> Bundle:
+        """tcgen05.commit is issued: the bundle that its arrival will publish (`bundle_arrive`)."""
+        core = self._own(self._core, TENSOR_CORE, warp)
+        view = self.agents.fit(self._warps[warp])[GENERIC]
+        self._barrier(cta, addr, view, "tcgen05.commit")
+        return self._published(core)
+
+    def bundle_arrive(self, bundle: Bundle, cta: Cta, addr: int) -> None:
+        barrier = self._ctas[id(cta)].mbarriers.get(addr)
+        if barrier is not None:
+            barrier.open = join(barrier.open, bundle)
+
+    def tmem_allocated(self, cta: Cta, column: int, columns: int) -> None:
+        for quad in range(QUADS):
+            first = quad * COLUMNS + column
+            self._ctas[id(cta)].tmem.forget(slice(first, first + columns))
+
+    def tmem_freed(self, warp: Warp, cta: Cta, column: int, columns: int) -> None:
+        """Freeing counts as a write: nobody may still be using the columns."""
+        agent = self._warps[warp]
+        shadow = self._ctas[id(cta)].tmem
+        for quad in range(QUADS):
+            first = quad * COLUMNS + column
+            cells = slice(first, first + columns)
+            self._access(shadow, cells, agent, GENERIC, True, warp.pc, "tmem", 0)
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def check_exit(self, cta: Cta) -> None:
+        """Every asynchronous operation of the CTA must have been waited for by somebody."""
+        known = self.agents.zero()[GENERIC]
+        for agent in self._warps.values():
+            known = np.maximum(known, self.agents.fit(agent)[GENERIC])
+        for agent in self.agents.all[1:]:
+            if agent.kind in _MUST_FINISH and agent.clock and agent.warp.cta is cta:
+                if known[agent.index] < agent.clock:
+                    raise EmulatorFault(
+                        "exit_with_work_in_flight",
+                        f"the CTA ends, but nobody has waited for the last {agent.kind} of"
+                        f" {agent.warp.name}",
+                        engine=agent.kind,
+                        issued_by=agent.warp.name,
+                    )
+
+    # -- reports ---------------------------------------------------------------------------------
+
+    def _name(self, agent: Agent) -> str:
+        name = agent.warp.name if agent.warp is not None else "nobody"
+        return name if agent.kind == WARP else f"{agent.kind} of {name}"
+
+    def _fault(
+        self, conflict: Conflict, agent: Agent, row: int, write: bool, space: str, base: int
+    ) -> EmulatorFault:
+        other = self.agents.all[conflict.agent]
+        bundle = self.agents.fit(agent)
+        code, why = self._classify(conflict, other, agent, bundle, row, write, space)
+        if space == "smem":
+            where = f"shared address {base + conflict.cell * CELL_BYTES:#x}"
+        else:
+            where = (
+                f"Tensor Memory lanes {conflict.cell // COLUMNS * 32}.."
+                f"{conflict.cell // COLUMNS * 32 + 31}, column {conflict.cell % COLUMNS}"
+            )
+        ins = self.program.segments[conflict.pc].first
+        source = self.program.module.source_of(ins)
+        earlier = f"{'write' if conflict.wrote else 'read'} by {self._name(other)}"
+        at = f" at {source}" if source else ""
+        return EmulatorFault(
+            code,
+            f"{'write' if write else 'read'} by {self._name(agent)} of {where} is not ordered after"
+            f" the {earlier}{at} (ptx:{ins.line}): {why}",
+            space=space,
+            other={
+                "access": "write" if conflict.wrote else "read",
+                "agent": self._name(other),
+                "source": source,
+                "ptx_line": ins.line,
+                "instruction": ins.text,
+            },
+            access="write" if write else "read",
+            agent=self._name(agent),
+        )
+
+    def _classify(
+        self, conflict: Conflict, other: Agent, agent: Agent, bundle: Bundle, row: int,
+        write: bool, space: str,
+    ) -> tuple[str, str]:  # fmt: skip
+        known = conflict.clock <= int(bundle[GENERIC, other.index])
+        if row == ASYNC and known:
+            return "missing_proxy_fence", "fence.proxy.async is missing between them"
+        if row == TMEM_VIEW and known:
+            return (
+                "missing_tcgen05_fence",
+                "tcgen05.fence::before_thread_sync before, or ::after_thread_sync behind, the"
+                " synchronisation between them is missing",
+            )
+        if other.kind == TMA_LOAD:
+            return "tma_load_not_waited", "the copy's mbarrier was not waited for"
+        if other.kind == TMA_STORE:
+            return "tma_store_not_waited", "cp.async.bulk.wait_group is missing"
+        if other.kind == TENSOR_CORE:
+            if space == "tmem":
+                return (
+                    "tmem_access_before_commit",
+                    "no tcgen05.commit behind the MMA was waited for",
+                )
+            return "mma_operand_overwritten", "no tcgen05.commit behind the MMA was waited for"
+        if other.kind == TMEM_LD:
+            return "tcgen05_ld_not_waited", "tcgen05.wait::ld and a synchronisation are missing"
+        if other.kind == TMEM_ST:
+            return "tcgen05_st_not_waited", "tcgen05.wait::st and a synchronisation are missing"
+        return f"{space}_race", "no synchronisation orders them"

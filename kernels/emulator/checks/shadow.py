@@ -1,0 +1,116 @@
+"""Who touched a memory cell last, as epochs (agent, clock): FastTrack's form, in arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Cells = slice | NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """An earlier access that is not ordered before this one."""
+
+    cell: int
+    agent: int
+    clock: int
+    pc: int
+    wrote: bool
+
+
+class Shadow:
+    """Epochs of the last write and, per agent, of the last read, for a flat range of cells."""
+
+    def __init__(self, cells: int) -> None:
+        self.cells = cells
+        self._w_agent = np.zeros(cells, np.int16)
+        self._w_clock = np.zeros(cells, np.int32)
+        self._w_pc = np.zeros(cells, np.int32)
+        self._reads: dict[int, _Reader] = {}
+
+    def read(
+        self, cells: Cells, view: NDArray[np.int32], agent: int, clock: int, pc: int
+    ) -> Conflict | None:
+        """Checks a read against the last writes, then records it."""
+        conflict = self._against_writes(cells, view)
+        reader = self._reads.get(agent)
+        if reader is None:
+            reader = self._reads[agent] = _Reader(self.cells)
+        low, high = _span(cells)
+        reader.low, reader.high = min(reader.low, low), max(reader.high, high)
+        reader.clocks[cells] = clock
+        reader.pcs[cells] = pc
+        return conflict
+
+    def write(
+        self, cells: Cells, view: NDArray[np.int32], agent: int, clock: int, pc: int
+    ) -> Conflict | None:
+        """Checks a write against the last writes and reads, then records it."""
+        conflict = self._against_writes(cells, view)
+        if conflict is None:
+            low, high = _span(cells)
+            for index, reader in self._reads.items():
+                if reader.low >= high or reader.high <= low:
+                    continue
+                known = int(view[index]) if index < view.size else 0
+                clocks = reader.clocks[cells]
+                if int(clocks.max()) > known:
+                    k = int((clocks > known).argmax())
+                    cell = cells.start + k if isinstance(cells, slice) else int(cells[k])
+                    late = int(reader.clocks[cell])
+                    conflict = Conflict(cell, index, late, int(reader.pcs[cell]), False)
+                    break
+        self._w_agent[cells] = agent
+        self._w_clock[cells] = clock
+        self._w_pc[cells] = pc
+        return conflict
+
+    def _against_writes(self, cells: Cells, view: NDArray[np.int32]) -> Conflict | None:
+        agents = self._w_agent[cells]
+        clocks = self._w_clock[cells]
+        if agents.size == 0:
+            return None
+        first = int(agents[0])
+        if (agents == first).all():  # nearly always one writer: no gather
+            known = int(view[first]) if first < view.size else 0
+            if int(clocks.max()) <= known:
+                return None
+            k = int((clocks > known).argmax())
+        else:
+            if int(agents.max()) >= view.size:
+                view = np.concatenate([view, np.zeros(int(agents.max()) + 1 - view.size, np.int32)])
+            late = clocks > view[agents]
+            if not late.any():
+                return None
+            k = int(late.argmax())
+        cell = cells.start + k if isinstance(cells, slice) else int(cells.reshape(-1)[k])
+        agent, clock = int(self._w_agent[cell]), int(self._w_clock[cell])
+        return Conflict(cell, agent, clock, int(self._w_pc[cell]), True)
+
+    def forget(self, cells: Cells) -> None:
+        """The cells start a new life (Tensor Memory allocated anew)."""
+        self._w_agent[cells] = 0
+        self._w_clock[cells] = 0
+        for reader in self._reads.values():
+            reader.clocks[cells] = 0
+
+
+class _Reader:
+    """An agent's last reads, and the range of cells that they lie in."""
+
+    __slots__ = ("clocks", "high", "low", "pcs")
+
+    def __init__(self, cells: int) -> None:
+        self.clocks = np.zeros(cells, np.int32)
+        self.pcs = np.zeros(cells, np.int32)
+        self.low, self.high = cells, 0
+
+
+def _span(cells: Cells) -> tuple[int, int]:
+    """Half-open range; index arrays are sorted."""
+    if isinstance(cells, slice):
+        return cells.start, cells.stop
+    return int(cells[0]), int(cells[-1]) + 1
