@@ -154,6 +154,17 @@ def test_run_on_a_file(
     assert all(torch.equal(a, b) for a, b in zip(emulator.calls[0].qkv, (q, k, v), strict=True))
 
 
+@pytest.mark.slow
+def test_run_for_real(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing stands in for anything: the kernel is compiled, emulated and checked."""
+    argv = "run --seqlen 130 --seqlen-k 200 --heads 2 --kv-heads 1 --head-dim 64 --causal --seed 3"
+    answer = _json(capsys, *argv.split())
+    assert answer["backend"] == "emulator" and answer["ok"] and answer["findings"] == []
+    # two heads of one tile, each thread of 12 warps works through 200 keys or so
+    assert 100_000 < answer["thread_instructions"] < 10_000_000
+    assert 0 < answer["max_abs_error"] and 0 < answer["lse_max_abs_error"] < 1e-3
+
+
 def test_run_on_the_reference(capsys: pytest.CaptureFixture[str]) -> None:
     argv = "run --backend reference --seqlen 50 --head-dim 20 --head-dim-v 12 --dtype fp32"
     answer = _json(capsys, *argv.split())

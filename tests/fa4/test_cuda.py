@@ -24,6 +24,7 @@ def test_arguments_have_dynamic_layouts() -> None:
     assert float(arguments[5].value) == 0.25 and int(arguments[6]) == 7
 
 
+@pytest.mark.slow
 def test_arguments_fit_the_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch from `compile_forward`'s fake tensors and these arguments has the right parameters.
 
@@ -123,6 +124,19 @@ def test_on_a_gpu(causal: bool) -> None:
     exact, exact_lse = dense_attention(*(t.double() for t in qkv), causal=causal, scale=0.125)
     torch.testing.assert_close(lse.cpu().double(), exact_lse, atol=1e-3, rtol=0)
     torch.testing.assert_close(out.cpu().double(), exact, atol=2e-2, rtol=0)
+
+
+@pytest.mark.gpu
+def test_auto_answers_for_this_gpu() -> None:
+    """Where this machine's GPU has no kernel: the refusal of `supports`, not a wrong kernel."""
+    qkv = tuple(t.cuda() for t in random_qkv())
+    answer = fa4.supports()
+    if answer:
+        assert fa4.attention(*qkv).is_cuda
+        return
+    with pytest.raises(fa4.UnsupportedError) as caught:
+        fa4.attention(*qkv)
+    assert str(caught.value) == answer.reason
 
 
 @pytest.mark.gpu

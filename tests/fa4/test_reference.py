@@ -69,8 +69,6 @@ def test_gradcheck(causal: bool, scale: float, head_dim_v: int) -> None:
         return out, lse[:, :, first:]
 
     assert torch.autograd.gradcheck(out_and_lse, qkv)
-    assert torch.autograd.gradcheck(lambda *qkv: out_and_lse(*qkv)[0], qkv)
-    assert torch.autograd.gradcheck(lambda *qkv: out_and_lse(*qkv)[1], qkv)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -170,12 +168,15 @@ def test_expanded_inputs(dim: int) -> None:
         assert torch.equal(ours, fa4.attention(q, k.contiguous(), v.contiguous(), causal=causal))
 
 
-def test_repeats_bitwise() -> None:
+@pytest.mark.parametrize("threads", [1, 4])
+def test_repeats_bitwise(threads: int) -> None:
+    torch.set_num_threads(threads)
     qkv = tuple(t.requires_grad_() for t in random_qkv(seqlen_q=600, seqlen_k=600))
     runs = []
     for _ in range(3):
         out = fa4.attention(*qkv, causal=True, deterministic=True)
         runs.append((out, *torch.autograd.grad(out, qkv, torch.ones_like(out))))
+    torch.set_num_threads(1)
     assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(run, runs[0], strict=True))
 
 

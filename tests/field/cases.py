@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 import torch
 
 import fa4
 from tests.fa4.problems import QKV, dense_attention
 
-# Kernel runs on the emulator take seconds each.
+
+def on_backends(cases: Iterable[Any], emulated: Iterable[Any] | None = None) -> list[Any]:
+    """Parameters (backend, *case): each on the reference, and on the emulator, which is slow.
+
+    emulated: the smaller cases that the emulator gets instead.
+    """
+
+    def values(backend: str, case: Any) -> tuple[Any, ...]:
+        return (backend, *(case if isinstance(case, tuple) else (case,)))
+
+    cases = list(cases)
+    return [values("reference", case) for case in cases] + [
+        pytest.param(*values("emulator", case), marks=pytest.mark.slow)
+        for case in (cases if emulated is None else emulated)
+    ]
+
+
 BACKENDS = ["reference", pytest.param("emulator", marks=pytest.mark.slow)]
 DTYPES = [torch.bfloat16, torch.float16]
 
