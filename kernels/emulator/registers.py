@@ -1,8 +1,8 @@
 """The register file of a warp: where each PTX register lives in memory, and views of it.
 
-Rows of 128 bytes hold 32 lanes of 32 bits. A .b64 register takes two rows (low halves, high halves),
-a .b16 register the first 64 bytes of a row, a predicate one 32-bit mask behind the rows. Only
-registers that cross a block boundary get a place: the others live and die in generated code.
+Rows of 128 bytes hold 32 lanes of 32 bits. A .b64 register takes two rows (low halves, high
+halves), a .b16 register the first 64 bytes of a row, a predicate one 32-bit mask behind the rows.
+Only registers that cross a block boundary get a place: the others live and die in generated code.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RegisterFile:
 
 
 class WarpRegisters:
-    """One warp's registers, poisoned. ``r32`` is uint32 [rows, 32], ``preds`` uint32 [predicates]."""
+    """One warp's registers, poisoned. ``r32``: uint32[rows, 32]; ``preds``: uint32[predicates]."""
 
     __slots__ = ("_buffer", "address", "i32", "preds", "r16", "r32")
 

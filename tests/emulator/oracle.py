@@ -1,9 +1,9 @@
 """The oracle: what each straight-line PTX instruction gives for one thread, in plain Python.
 
-`SPECS` maps an opcode to its register kinds and a function on register bits. It is written from the
-PTX ISA 9.1 text alone (section numbers below) and lists only opcodes that the text allows, so it also
-says which opcodes the emulator's table must not accept. Slow and exact: integers of any length, no
-numpy, no host floats.
+`SPECS` maps an opcode to its register kinds and a function on register bits. It is written from
+the PTX ISA 9.1 text alone (section numbers below) and lists only opcodes that the text allows, so
+it also says which opcodes the emulator's table must not accept. Slow and exact: integers of any
+length, no numpy, no host floats.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Bits = int | fp.Near | None  # None: PTX leaves the value open
 
 @dataclass(frozen=True)
 class Spec:
-    """An opcode. ``dst`` and ``src`` are operand kinds: how the values are sampled, and the width of
-    the register in their digits (``s32``, ``f32x2``, ``pred``, ``u8.32``: 8 bits in a .b32).
+    """An opcode. ``dst`` and ``src`` are operand kinds: how the values are sampled, and the width
+    of the register in their digits (``s32``, ``f32x2``, ``pred``, ``u8.32``: 8 bits in a .b32).
     ``fn`` maps source bits to destination bits. ``template`` places operands, d0.. and s0...
     ``imm`` is the set of sources that may be immediates, ``must_imm`` of those that must be."""
 
@@ -143,7 +143,7 @@ def _bits() -> None:
         define(f"brev.{t}", t, t, lambda a, bits=bits: int(f"{a:0{bits}b}"[::-1], 2))
         for kind in "us":
             extract = lambda a, p, n, kind=kind, bits=bits: bfe(a, p, n, kind, bits)
-            small = tuple(range(0, 70)) + (96, 127, 128, 200, 255, 256, 300)
+            small = tuple(range(70)) + (96, 127, 128, 200, 255, 256, 300)
             define(
                 f"bfe.{kind}{bits}",
                 f"{kind}{bits}",
@@ -172,7 +172,7 @@ def _bits() -> None:
 
 
 def _shifts() -> None:
-    amounts = tuple(range(0, 70)) + (255, 256, 0x10000, 0x80000000, 0xFFFFFFFF)
+    amounts = tuple(range(70)) + (255, 256, 0x10000, 0x80000000, 0xFFFFFFFF)
     for bits, kind in product((16, 32, 64), "bus"):
         t, drawn = f"{kind}{bits}", ((1, amounts),)
         if kind == "b":
@@ -218,7 +218,7 @@ def prmt(a: int, b: int, selector: int) -> int:
     return int.from_bytes(bytes(out), "little")
 
 
-# -- comparison and selection (9.7.6) ----------------------------------------------------------------
+# -- comparison and selection (9.7.6) -------------------------------------------------------------
 
 _BOOL: dict[str, Callable[[int, int], int]] = {
     "and": lambda a, b: a & b,
@@ -278,7 +278,7 @@ def _comparisons() -> None:
     define("mov.pred", "pred", "pred", lambda a: a)
 
 
-# -- floating point (9.7.3) ---------------------------------------------------------------------------
+# -- floating point (9.7.3) -----------------------------------------------------------------------
 
 
 def _post(bits: Bits, ftz: str, sat: str) -> Bits:
@@ -393,7 +393,7 @@ def _quick(a: int, b: int, ftz: str, form: str) -> Bits:
     return _post(fp.div(a, b), ftz, "")
 
 
-# -- conversions (9.7.9.21) -------------------------------------------------------------------------
+# -- conversions (9.7.9.21) -----------------------------------------------------------------------
 
 _REGISTERS = {8: (16, 32, 64), 16: (16, 32, 64), 32: (32, 64), 64: (64,)}
 

@@ -1,7 +1,7 @@
 """Exact floating point in plain integers, for the oracle: decode, one rounding, encode.
 
-A finite value is ``sign``, ``mant`` and ``exp``: (-1)**sign * mant * 2**exp with an integer mant. All
-arithmetic is exact on integers of any length and rounded once, by the rules of IEEE 754 and the
+A finite value is ``sign``, ``mant`` and ``exp``: (-1)**sign * mant * 2**exp with an integer mant.
+All arithmetic is exact on integers of any length and rounded once, by the rules of IEEE 754 and the
 modifiers of PTX (.ftz, .sat). Nothing here uses host floating point, numpy or the emulator.
 """
 
@@ -91,7 +91,7 @@ def flush(bits: int, fmt: Format = F32) -> int:
 
 
 def rounded(sign: int, mant: int, exp: int, sticky: bool, fmt: Format, mode: str) -> int:
-    """(-1)**sign * (mant + something below 1 if sticky) * 2**exp, rounded once to bits of ``fmt``."""
+    """(-1)**sign * (mant + something below 1 if sticky) * 2**exp, rounded once, as bits."""
     if mant == 0 and not sticky:
         return fmt.sign * sign
     mant, exp = mant << 2 | (1 if sticky else 0), exp - 2
@@ -296,7 +296,7 @@ def to_integral(x: int, mode: str) -> int:
     return from_int(value, F32, "rn") or F32.sign * a.sign
 
 
-# -- functions without an exact rounding -----------------------------------------------------------
+# -- functions without an exact rounding ----------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ SENTINEL = 0xCD  # bytes of outputs that no thread stored
 
 @dataclass
 class Result:
-    """``outputs``: arrays by name; ``findings`` of the launch; ``thread_instructions``; ``text``."""
+    """``outputs``: arrays by name; ``findings`` of the launch; ``thread_instructions``."""
 
     outputs: dict[str, NDArray[Any]]
     findings: list[Finding]
@@ -77,7 +77,7 @@ def entry_text(
     dtypes = {**inputs, **outputs}
     lines = [f".reg .{_kind(d)} %{n};" for n, d in dtypes.items()]
     lines += [".reg .b32 %thread_, %block_, %threads_;"]
-    for name, dtype in dtypes.items():
+    for name in dtypes:
         lines.append(f".reg .b64 %at_{name}, %base_{name}; .reg .b32 %byte_{name};")
     lines += [
         "mov.u32 %thread_, %tid.x;",

@@ -1,15 +1,16 @@
-"""Operand values for the oracle tests: a full grid of special values first, then seeded random bits.
+"""Operand values for the oracle tests: a grid of special values first, then seeded random bits.
 
 A fresh seed is drawn for every test and printed when it fails; FA4_TEST_SEED repeats one.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import secrets
 from collections.abc import Sequence
-from itertools import islice, product
+from itertools import product
 
 from .oracle import mask, width
 from .oracle_float import BF16, F16, F32, F64, Format
@@ -109,12 +110,13 @@ def rows(
     """``count`` tuples of register bits, one value for each kind. ``fixed``: (position, the values
     to draw from there)."""
     drawn = {at: list(values) for at, values in fixed}
-    corners = [corner(k) for k in kinds] if not fixed else []
-    out = list(islice(product(*corners), count * 5 // 8)) if corners else []
-    if corners and len(out) < count * 5 // 8:
-        pass
-    elif corners:  # too many combinations: a random part of them
-        out = [tuple(rng.choice(c) for c in corners) for _ in range(count // 2)]
+    out: list[tuple[int, ...]] = []
+    if not fixed:
+        corners = [corner(k) for k in kinds]
+        if math.prod(map(len, corners)) <= count * 5 // 8:
+            out = list(product(*corners))
+        else:  # too many combinations: a random part of them
+            out = [tuple(rng.choice(c) for c in corners) for _ in range(count // 2)]
     known = [special(k) for k in kinds]
     while len(out) < count:
         row: list[int] = []

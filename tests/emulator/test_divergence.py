@@ -23,7 +23,7 @@ def masks(n: int = 64) -> np.ndarray:
     return p
 
 
-# -- guards -------------------------------------------------------------------------------------------
+# -- guards ---------------------------------------------------------------------------------------
 
 
 def test_guarded_writes_of_every_kind() -> None:
@@ -48,7 +48,7 @@ def test_guard_that_the_instruction_overwrites() -> None:
 
 
 def test_guarded_memory() -> None:
-    """A load under a guard leaves the other lanes' register alone; a store stores only its lanes."""
+    """A guarded load leaves the other lanes' register alone; a store stores only its lanes."""
     p = masks()
     at = ".reg .b32 %at; mov.b32 %at, %tid.x; shl.b32 %at, %at, 2; add.s32 %at, %at, room;"
     body = f"""{at} st.shared.b32 [%at], 5; @%p st.shared.b32 [%at], 6; ld.shared.b32 %d, [%at];
@@ -58,7 +58,7 @@ def test_guarded_memory() -> None:
     np.testing.assert_array_equal(got["e"], np.where(p, 9, 5))
 
 
-# -- branches -------------------------------------------------------------------------------------------
+# -- branches -------------------------------------------------------------------------------------
 
 
 def test_if_else_and_join() -> None:
@@ -73,8 +73,8 @@ def test_loop_with_trip_counts_of_its_own() -> None:
     n = RNG.integers(0, 41, 128).astype(np.uint32)
     n[:32] = 0
     body = """.reg .b32 %i; .reg .pred %more; mov.b32 %d, 0; mov.b32 %i, 0;
-      LOOP: setp.ge.u32 %more, %i, %n; @%more bra DONE; add.s32 %i, %i, 1; mad.lo.s32 %d, %i, %i, %d;
-      bra LOOP; DONE: add.s32 %d, %d, 1;"""
+      LOOP: setp.ge.u32 %more, %i, %n; @%more bra DONE; add.s32 %i, %i, 1;
+      mad.lo.s32 %d, %i, %i, %d;      bra LOOP; DONE: add.s32 %d, %d, 1;"""
     got = execute(body, {"n": n}, {"d": "u4"})["d"]
     wide = n.astype(np.int64)
     np.testing.assert_array_equal(got, wide * (wide + 1) * (2 * wide + 1) // 6 + 1)
@@ -110,7 +110,9 @@ def test_random_programs(number: int) -> None:
     kinds = {**dict.fromkeys(R, 32), **dict.fromkeys(Q, 64), **dict.fromkeys(H, 16)}
     dtypes = {16: np.uint16, 32: np.uint32, 64: np.uint64}
     inputs = {
-        f"i{name}": np.array([rng.choice([rng.getrandbits(w), rng.getrandbits(3)]) for _ in range(64)])
+        f"i{name}": np.array(
+            [rng.choice([rng.getrandbits(w), rng.getrandbits(3)]) for _ in range(64)]
+        )
         .astype(object)
         .astype(dtypes[w])
         for name, w in kinds.items()
@@ -138,7 +140,7 @@ def test_random_programs(number: int) -> None:
         assert got == state, f"thread {thread}, {where}"
 
 
-# -- warp-wide instructions under masks ------------------------------------------------------------------
+# -- warp-wide instructions under masks -----------------------------------------------------------
 
 
 def test_shuffles_within_each_half_of_a_divided_warp() -> None:
@@ -182,7 +184,8 @@ def test_votes_elect_and_redux_in_a_branch() -> None:
     members = int((side * (1 << LANE.astype(np.int64))).sum())
     body = f"""mov.b32 %d, 0; mov.b32 %e, 0; mov.b32 %f, 0; mov.b32 %g, 0; mov.b32 %h, 0;
       .reg .pred %x; @!%side bra OVER; activemask.b32 %d; vote.sync.ballot.b32 %e, %p, {members:#x};
-      elect.sync %f|%x, {members:#x}; selp.b32 %g, 1, 0, %x; redux.sync.max.u32 %h, %a, {members:#x};
+      elect.sync %f|%x, {members:#x}; selp.b32 %g, 1, 0, %x;
+      redux.sync.max.u32 %h, %a, {members:#x};
       OVER: mov.b32 %d, %d;"""
     got = execute(body, {"p": p, "side": side, "a": a}, dict.fromkeys("defgh", np.uint32))
     votes = int((side * p * (1 << LANE.astype(np.int64))).sum())

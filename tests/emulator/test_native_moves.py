@@ -1,4 +1,4 @@
-"""Moves, packing, parameters, special registers and constants; and what happens to NaN on the way."""
+"""Moves, packing, parameters, special registers, constants; and what happens to NaN on the way."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 
 from kernels.emulator.findings import UnsupportedPTX
+from kernels.emulator.gpus import GPUS
+from kernels.emulator.host_runtime import Launch
+from kernels.emulator.machine import run_launch
+from kernels.emulator.memory import GlobalMemory
 
 from .ptx_harness import HEADER, execute, launch_text, run
 
@@ -24,9 +28,7 @@ def test_pack_and_unpack_64() -> None:
     a, q = bits(np.uint32), bits(np.uint64)
     body = "mov.b64 %d, {%a, %b}; mov.b64 {%lo, %hi}, %q; mov.b64 {_, %only}, %q;"
     b = a[::-1].copy()
-    got = execute(
-        body, {"a": a, "b": b, "q": q}, {"d": "u8", "lo": "u4", "hi": "u4", "only": "u4"}
-    )
+    got = execute(body, {"a": a, "b": b, "q": q}, {"d": "u8", "lo": "u4", "hi": "u4", "only": "u4"})
     np.testing.assert_array_equal(got["d"], a | b.astype(np.uint64) << np.uint64(32))
     np.testing.assert_array_equal(got["lo"], q.astype(np.uint32))
     np.testing.assert_array_equal(got["hi"], (q >> np.uint64(32)).astype(np.uint32))
@@ -100,7 +102,7 @@ def test_predicate_moves_and_constants() -> None:
     np.testing.assert_array_equal(got["d"], ~p)
 
 
-# -- special registers and addresses -----------------------------------------------------------------
+# -- special registers and addresses --------------------------------------------------------------
 
 LANE = np.arange(32)
 
@@ -141,7 +143,7 @@ def test_shared_addresses() -> None:
     assert (a, b, c, d) == (1024, 1024 + 16, b + 8, c - a)
 
 
-# -- parameters ---------------------------------------------------------------------------------------
+# -- parameters -----------------------------------------------------------------------------------
 
 
 def test_parameter_loads() -> None:
@@ -159,11 +161,6 @@ def test_parameter_loads() -> None:
       ret; }"""
     params = np.frombuffer(RNG.bytes(16) + bytes([0x85, 0, 0x34, 0x92, 0, 0, 0, 0]), np.uint8)
     out = np.zeros(8, np.uint32)
-    from kernels.emulator.gpus import GPUS
-    from kernels.emulator.host_runtime import Launch
-    from kernels.emulator.machine import run_launch
-    from kernels.emulator.memory import GlobalMemory
-
     memory = GlobalMemory()
     memory.add_array(out, "out")
     given = (int(out.ctypes.data).to_bytes(8, "little"), params.tobytes())
@@ -187,7 +184,7 @@ def test_parameter_address() -> None:
     assert set(arrays["out"].tolist()) == {8}
 
 
-# -- NaN ------------------------------------------------------------------------------------------------
+# -- NaN ------------------------------------------------------------------------------------------
 
 
 def _nans() -> dict[str, np.ndarray]:
@@ -198,7 +195,8 @@ def _nans() -> dict[str, np.ndarray]:
     "line",
     [
         "mov.f32 %d, %n;", "mov.b32 %d, %n;", "selp.f32 %d, %n, 0f3F800000, 1;",
-        "selp.f32 %d, 0f3F800000, %n, 0;", "{ .reg .b64 %q; mov.b64 %q, {%n, %n}; mov.b64 {%d, _}, %q; }",
+        "selp.f32 %d, 0f3F800000, %n, 0;",
+        "{ .reg .b64 %q; mov.b64 %q, {%n, %n}; mov.b64 {%d, _}, %q; }",
         "xor.b32 %d, %n, 0;", "prmt.b32 %d, %n, 0, 0x3210;",
     ],
 )  # fmt: skip
@@ -210,9 +208,11 @@ def test_moves_keep_payloads(line: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "add.f32 %d, %n, 0f3F800000;", "mul.rn.f32 %d, 0f3F800000, %n;", "fma.rn.f32 %d, %n, %n, %n;",
+        "add.f32 %d, %n, 0f3F800000;", "mul.rn.f32 %d, 0f3F800000, %n;",
+        "fma.rn.f32 %d, %n, %n, %n;",
         "max.f32 %d, %n, %n;", "max.NaN.f32 %d, %n, 0f3F800000;", "min.NaN.f32 %d, 0f00000000, %n;",
-        "sub.f32 %d, 0f7F800000, 0f7F800000;", "ex2.approx.ftz.f32 %d, %n;", "lg2.approx.f32 %d, %n;",
+        "sub.f32 %d, 0f7F800000, 0f7F800000;", "ex2.approx.ftz.f32 %d, %n;",
+        "lg2.approx.f32 %d, %n;",
         "sqrt.rn.f32 %d, 0fBF800000;", "rcp.approx.ftz.f32 %d, %n;", "cvt.rni.f32.f32 %d, %n;",
         # PTX leaves these open; ours are canonical.
         "neg.f32 %d, %n;", "abs.f32 %d, %n;",

@@ -94,8 +94,8 @@ def test_every_kind_lives_across_branches_and_machine_instructions() -> None:
         f"setp.gt.u32 %p{i}, %w{i}, {(i * 123456789) % 2**31};"
         for i in range(40)
     )
-    between = """setp.lt.u32 %t, %thread_, 17; @%t bra LOW; st.shared.b32 [room], 1; bra ON;
-      LOW: st.shared.b32 [room], 2; ON: bar.sync 0;"""
+    between = """.reg .b32 %at; mad.lo.s32 %at, %thread_, 4, room; setp.lt.u32 %t, %thread_, 17;
+      @%t bra LOW; st.shared.b32 [%at], 1; bra ON; LOW: st.shared.b32 [%at], 2; ON: bar.sync 0;"""
     fold = "mov.b64 %d, 0; .reg .b64 %x; .reg .b32 %y;" + "".join(
         f"xor.b64 %d, %d, %q{i}; cvt.u64.u32 %x, %w{i}; add.s64 %d, %d, %x;"
         f"cvt.u64.u16 %x, %h{i}; mad.lo.s64 %d, %d, 3, %x; selp.b64 %x, 1, 2, %p{i};"
@@ -106,7 +106,7 @@ def test_every_kind_lives_across_branches_and_machine_instructions() -> None:
         declare + make + between + fold,
         {"a": a},
         {"d": np.uint64},
-        shared=".shared .align 4 .b8 room[4];",
+        shared=".shared .align 4 .b8 room[256];",
     )["d"]
     for lane in range(64):
         d = 0
@@ -118,7 +118,7 @@ def test_every_kind_lives_across_branches_and_machine_instructions() -> None:
         assert int(got[lane]) == d
 
 
-# -- the register file --------------------------------------------------------------------------------
+# -- the register file ----------------------------------------------------------------------------
 
 KINDS = {"a": "b32", "b": "b64", "c": "b16", "p": "pred", "v0": "b32", "v1": "b32", "q": "pred"}
 

@@ -1,4 +1,4 @@
-"""Integer, logic, comparison and data-movement instructions (PTX ISA 9.1 sections 9.7.1, 9.7.8, 9.7.9)."""
+"""Integer, logic, comparison and moves (PTX ISA 9.1 sections 9.7.1, 9.7.6, 9.7.8, 9.7.9)."""
 
 from __future__ import annotations
 
@@ -363,12 +363,12 @@ def setp(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
 def put_predicate(b: BlockBuilder, ins: Instr, value: str, combine: str | None) -> None:
     """setp's destination ``p`` or ``p|q`` (q is the complement), combined with a third operand."""
     d = ins.operands[0]
-    targets = [(d.first, value), (d.second, None)] if isinstance(d, RegPair) else [(d, value)]
+    targets: list[tuple[Operand, str]] = [(d, value)]
     if isinstance(d, RegPair):
-        targets[1] = (d.second, b.t(f"xor {I1} {value}, {splat_i(1, 1)}"))
+        complement = b.t(f"xor {I1} {value}, {splat_i(1, 1)}")
+        targets = [(d.first, value), (d.second, complement)]
     extra = b.p(ins.operands[3]) if combine else None
     for target, v in targets:
-        assert v is not None
         if combine:
             v = b.t(f"{combine} {I1} {v}, {extra}")
         if not isinstance(target, Sink):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -53,7 +53,7 @@ def _host() -> tuple[str, str]:
 class NativeModule:
     """Compiled blocks by name. Keeps the engine alive."""
 
-    functions: dict[str, BlockFunction]
+    functions: Mapping[str, BlockFunction]
     _engine: Any
 
 
@@ -96,7 +96,8 @@ def _object_code(text: str) -> bytes:
 
 def _key(text: str) -> tuple[str, ...]:
     version = ".".join(map(str, llvm.llvm_version_info))
-    return (llvmlite.__version__, version, *_host(), llvm.get_default_triple(), str(_OPT_LEVEL), text)
+    host = (*_host(), llvm.get_default_triple())
+    return (llvmlite.__version__, version, *host, str(_OPT_LEVEL), text)
 
 
 def compile_blocks(blocks: list[tuple[BlockBuilder, str | None]]) -> NativeModule:

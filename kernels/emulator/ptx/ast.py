@@ -1,8 +1,9 @@
-"""The PTX program as data. Register and label names are already resolved to unique names per scope."""
+"""The PTX program as data. Names of registers and labels are unique: scopes are resolved."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class Sym:
 
 @dataclass(frozen=True, slots=True)
 class Mem:
-    """``[base + offset]``; base is a register, a symbol or an immediate. TMA operands carry ``coords``:
-    ``[tensor_map, {c0, c1, ...}]``."""
+    """``[base + offset]``; base is a register, a symbol or an immediate. TMA operands carry
+    ``coords``: ``[tensor_map, {c0, c1, ...}]``."""
 
     base: Reg | Special | Sym | Imm
     offset: int = 0
@@ -78,6 +79,11 @@ class Label:
 Operand = Reg | Special | Imm | Sym | Mem | Vec | RegPair | Sink | Label
 
 
+@cache
+def _mods(op: str) -> tuple[str, ...]:
+    return tuple(op.split("."))
+
+
 @dataclass(frozen=True, slots=True)
 class Instr:
     """One instruction. ``op`` is the full opcode text (``add.s32``); ``loc`` is (file index, line,
@@ -92,7 +98,7 @@ class Instr:
 
     @property
     def mods(self) -> tuple[str, ...]:
-        return tuple(self.op.split("."))
+        return _mods(self.op)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 PTX is line-oriented only by habit: statements end in ``;``, labels in ``:``, scopes are braces.
 Scoped names (inline asm repeats ``P1`` and ``LAB_WAIT`` in every scope) are renamed to unique ones.
-Grammar: PTX ISA 9.1, chapter 4. Whatever is not recognised raises `PTXSyntaxError` with its line.
+Grammar: PTX ISA 9.1, chapter 4. Whatever is not recognised raises `PTXSyntaxError` with its line;
+PTX that the emulator does not model (device functions, .local variables) raises `UnsupportedPTX`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..findings import UnsupportedPTX
 from .ast import (
     Entry,
     Imm,
@@ -44,19 +46,19 @@ _RE_VAR = re.compile(
     rf"({_IDENT})\s*(?:\[\s*(\d*)\s*\])?\s*$"
 )
 _RE_PARAM = re.compile(
-    rf"^\.param\s+(?:\.align\s+(\d+)\s+)?\.([a-z]+)(\d+)\s+(?:\.ptr\S*\s+(?:\.\w+\s+)*(?:\.align\s+\d+\s+)?)?"
-    rf"({_IDENT})\s*(?:\[\s*(\d+)\s*\])?\s*$"
+    rf"^\.param\s+(?:\.align\s+(\d+)\s+)?\.([a-z]+)(\d+)\s+"
+    rf"(?:\.ptr\S*\s+(?:\.\w+\s+)*(?:\.align\s+\d+\s+)?)?({_IDENT})\s*(?:\[\s*(\d+)\s*\])?\s*$"
 )
 _RE_GUARD = re.compile(rf"^@(!?)\s*({_IDENT})\s+")
 _RE_OPCODE = re.compile(r"^([a-z][a-z0-9_]*(?:(?:\.|::)[A-Za-z0-9_]+)*)\s*")
-_RE_FLOAT = re.compile(r"^0([fFdD])([0-9A-Fa-f]+)$")
-_RE_INT = re.compile(r"^-?(?:0[xX][0-9A-Fa-f]+|0[bB][01]+|\d+)U?$")
+_RE_FLOAT = re.compile(r"^0(?:[fF]([0-9A-Fa-f]{8})|[dD]([0-9A-Fa-f]{16}))$")
+_RE_INT = re.compile(r"^-?(?:0[xX][0-9A-Fa-f]+|0[bB][01]+|0[0-7]*|[1-9]\d*)U?$")
 _RE_DECIMAL = re.compile(r"^-?\d+\.\d*(?:[eE][+-]?\d+)?$")
 _SPECIALS = re.compile(
     r"^%(?:tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)\.[xyz]$|"
-    r"^%(?:laneid|warpid|nwarpid|smid|nsmid|gridid|cluster_ctarank|cluster_nctarank|clock|clock_hi|clock64|"
-    r"globaltimer|globaltimer_lo|globaltimer_hi|dynamic_smem_size|total_smem_size|lanemask_(?:eq|le|lt|ge|gt)|"
-    r"is_explicit_cluster|envreg\d+)$"
+    r"^%(?:laneid|warpid|nwarpid|smid|nsmid|gridid|cluster_ctarank|cluster_nctarank|clock|clock_hi|"
+    r"clock64|globaltimer|globaltimer_lo|globaltimer_hi|dynamic_smem_size|total_smem_size|"
+    r"lanemask_(?:eq|le|lt|ge|gt)|is_explicit_cluster|envreg\d+)$"
 )
 
 
@@ -79,14 +81,27 @@ def parse(text: str) -> Module:
     return _Parser(text).module()
 
 
-def _strip_comments(text: str) -> str:
-    """Comments become spaces, so that offsets and line numbers stay."""
+def _int(text: str) -> int:
+    """An integer literal: decimal, 0x, 0b, octal by its leading 0 (PTX ISA 9.1 section 4.5.1)."""
+    body = text.rstrip("U")
+    digits = body.lstrip("-")
+    octal = len(digits) > 1 and digits[0] == "0" and digits.isdigit()
+    return int(body, 8 if octal else 0)
 
-    def blank(match: re.Match[str]) -> str:
+
+_RE_QUIET = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/', re.S)
+
+
+def _blank(text: str, strings: bool) -> str:
+    """Comments, and with ``strings`` the insides of strings, become spaces: offsets stay."""
+
+    def replace(match: re.Match[str]) -> str:
         piece = match.group(0)
-        return piece if piece.startswith('"') else re.sub(r"[^\n]", " ", piece)
+        if not piece.startswith('"'):
+            return re.sub(r"[^\n]", " ", piece)
+        return f'"{" " * (len(piece) - 2)}"' if strings else piece
 
-    return re.sub(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/', blank, text, flags=re.S)
+    return _RE_QUIET.sub(replace, text)
 
 
 def _split_top(text: str) -> list[str]:
@@ -110,7 +125,7 @@ def _split_top(text: str) -> list[str]:
 class _Parser:
     def __init__(self, text: str) -> None:
         self.text = text
-        self.clean = _strip_comments(text)
+        self.clean = _blank(text, strings=True)
         self.line_starts = [0] + [m.end() for m in re.finditer("\n", text)]
         self.scopes: list[_Scope] = []
         self.scope_count = 0
@@ -123,10 +138,16 @@ class _Parser:
     def line_of(self, pos: int) -> int:
         return bisect.bisect_right(self.line_starts, pos)
 
-    def error(self, pos: int, message: str) -> PTXSyntaxError:
+    def place(self, pos: int, message: str) -> str:
         line = self.line_of(pos)
-        shown = self.text.splitlines()[line - 1].strip() if line <= len(self.line_starts) else ""
-        return PTXSyntaxError(f"ptx:{line}: {message}: {shown[:160]!r}")
+        shown = self.text.splitlines()[line - 1].strip()
+        return f"ptx:{line}: {message}: {shown[:160]!r}"
+
+    def error(self, pos: int, message: str) -> PTXSyntaxError:
+        return PTXSyntaxError(self.place(pos, message))
+
+    def unsupported(self, pos: int, message: str) -> UnsupportedPTX:
+        return UnsupportedPTX(self.place(pos, message))
 
     # -- module level --------------------------------------------------------------------------
 
@@ -135,14 +156,15 @@ class _Parser:
         target = re.search(r"^\s*\.target\s+([^\n]+)", self.clean, re.M)
         if version is None or target is None:
             raise PTXSyntaxError("not a PTX file: it has no .version and .target directives")
-        files = {int(m[1]): m[2] for m in _RE_FILE.finditer(self.clean)}
+        named = _blank(self.text, strings=False)
+        files = {int(m[1]): m[2] for m in _RE_FILE.finditer(named)}
         entries: dict[str, Entry] = {}
         pos = 0
         header = re.compile(r"\.(entry|func)\b")
         spans: list[tuple[int, int]] = []
         while (m := header.search(self.clean, pos)) is not None:
             if m[1] == "func":
-                raise self.error(m.start(), "device functions (.func) are not supported")
+                raise self.unsupported(m.start(), "device functions (.func) are not modelled")
             entry, end = self.parse_entry(m.end())
             entries[entry.name] = entry
             spans.append((m.start(), end))
@@ -166,7 +188,7 @@ class _Parser:
     def shared_var(self, pos: int, statement: str) -> SharedVar:
         m = _RE_VAR.match(" ".join(statement.split()))
         if m is None:
-            raise self.error(pos, "only .shared variables are supported here")
+            raise self.unsupported(pos, "of variables only .shared ones are modelled")
         align, _, bits, name, count = m.groups()
         item = _TYPE_BYTES[bits]
         extern = ".extern" in statement
@@ -261,6 +283,8 @@ class _Parser:
                 end = text.find("\n", m.end())
                 pos = len(text) if end < 0 else end
             elif m := _RE_LABEL.match(text, pos):
+                if m[1] in scopes[-1].labels:
+                    raise self.error(pos, f"label {m[1]!r} is defined twice in its scope")
                 scopes[-1].labels.add(m[1])
                 items.append(("label", pos, m[1]))
                 pos = m.end()
@@ -295,23 +319,25 @@ class _Parser:
         if m := _RE_REG.match(statement):
             kind = m[1] if m[1] == "pred" else "b" + m[1].lstrip("busf")
             if kind not in ("pred", "b8", "b16", "b32", "b64", "b128"):
-                raise self.error(pos, f"register type .{m[1]} is not supported")
+                raise self.unsupported(pos, f"register type .{m[1]} is not modelled")
             for item in _split_top(m[2]):
                 if r := _RE_REG_RANGE.match(item):
                     self.scopes[-1].ranges[r[1]] = (int(r[2]), kind)
                 else:
-                    self.declare(item, kind)
+                    self.declare(pos, item, kind)
         elif statement.startswith(".pragma"):
             pass
         elif ".shared" in statement:
             assert self.entry is not None
             self.entry.shared.append(self.shared_var(pos, statement))
         else:
-            raise self.error(pos, "directive is not supported")
+            raise self.unsupported(pos, "directive is not modelled")
 
-    def declare(self, name: str, kind: str) -> str:
+    def declare(self, pos: int, name: str, kind: str) -> str:
         assert self.entry is not None
         scope = self.scopes[-1]
+        if name in scope.regs or not re.fullmatch(_IDENT, name):
+            raise self.error(pos, f"register {name!r} is declared twice, or is not a name")
         unique = name + scope.suffix
         scope.regs[name] = (unique, kind)
         self.entry.registers[unique] = kind
@@ -367,7 +393,7 @@ class _Parser:
         if item.startswith("["):
             return self.memory(item[1:-1].strip(), pos)
         if "|" in item:
-            first, second = item.split("|")
+            first, second = item.split("|", 1)
             return RegPair(self.operand(first.strip(), pos), self.operand(second.strip(), pos))
         if branch:
             return Label(self.unique_label(item, pos))
@@ -377,9 +403,9 @@ class _Parser:
         negated = item.startswith("!")
         name = item.lstrip("!").strip()
         if _RE_INT.match(item):
-            return Imm(int(item.rstrip("U"), 0))
+            return Imm(_int(item))
         if m := _RE_FLOAT.match(item):
-            return Imm(int(m[2], 16), True, 32 if m[1] in "fF" else 64)
+            return Imm(int(m[1] or m[2], 16), True, 32 if m[1] else 64)
         if _RE_DECIMAL.match(item):
             return Imm(struct.unpack("<Q", struct.pack("<d", float(item)))[0], True, 64)
         if _SPECIALS.match(name):
@@ -404,7 +430,9 @@ class _Parser:
         m = re.match(r"^(.*?)\s*(?:([+-])\s*(-?\w+))?$", parts[0])
         assert m is not None
         base = self.scalar(m[1].strip(), pos)
-        offset = int(m[3], 0) * (-1 if m[2] == "-" else 1) if m[3] else 0
+        if m[3] and not _RE_INT.match(m[3]):
+            raise self.error(pos, f"address [{inner}] is not understood")
+        offset = _int(m[3]) * (-1 if m[2] == "-" else 1) if m[3] else 0
         if isinstance(base, Sym):
             base, offset = Sym(base.name), offset + base.offset
         return Mem(base, offset, coords)
