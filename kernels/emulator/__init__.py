@@ -15,6 +15,7 @@ from kernels.emulator.findings import EmulationError, EmulatorFault, Finding, Un
 
 if TYPE_CHECKING:
     from kernels.emulator.api import clear_cache, emulate
+    from kernels.emulator.capture import host_sees
     from kernels.emulator.gpus import GpuModel, gpu_model
     from kernels.emulator.host_runtime import CaptureError, Launch, UnsupportedLaunch
     from kernels.emulator.report import LaunchReport, Report
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "emulate": "api",
     "clear_cache": "api",
+    "host_sees": "capture",
     "GpuModel": "gpus",
     "gpu_model": "gpus",
     "CaptureError": "host_runtime",
@@ -45,6 +47,7 @@ __all__ = [
     "clear_cache",
     "emulate",
     "gpu_model",
+    "host_sees",
 ]
 
 

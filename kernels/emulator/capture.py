@@ -3,24 +3,27 @@
 The CuTe DSL compiles a host function to LLVM and leaves the CUDA runtime as undefined symbols
 (`_cudaLaunchKernelEx`, `_cudaLibraryGetKernel`, ...). `compile` asks the DSL for its module
 *without* the DSL's own JIT engine, builds a private engine from it and binds those symbols to
-Python. Nothing of the DSL is patched: an ordinary `cute.compile` or a real launch in the same
-process goes its own way. The kernel's own host code then runs on the CPU, so grid, cluster, shared
-memory and parameters (tensor maps included, which the DSL encodes inline) are those that a GPU
-would be given.
+Python. An ordinary `cute.compile` or a real launch in the same process goes its own way: what
+`host_sees` changes of the DSL, it puts back. The kernel's own host code then runs on the CPU, so
+grid, cluster, shared memory and parameters (tensor maps included, which the DSL encodes inline)
+are those that a GPU would be given.
 
 This is the only module of the emulator that loads the DSL, and it does so inside functions.
 """
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import inspect
 import shlex
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -143,56 +146,90 @@ class HostArguments:
     """
 
     def __init__(self, fn: Any, args: Sequence[Any]) -> None:
-        parameters = list(host_signature(fn).parameters.values())
-        missing = parameters[len(args) :]
-        if missing and _is_stream(missing[0]) and missing[0].default is inspect.Parameter.empty:
-            args = (*args, None)  # the default stream may be left out
-        host_signature(fn).bind(*args)
+        signature = host_signature(fn)
+        args = _with_stream(signature, tuple(args))
+        signature.bind(*args)
+        parameters = list(signature.parameters.values())
         self.values: list[Any] = []
         self.fakes: list[str] = []
         keys: list[Any] = []
-        allocations: list[Allocation] = []
+        self._found: list[Allocation] = []
         for index, arg in enumerate(args):
             parameter = parameters[min(index, len(parameters) - 1)]
-            value, key = self._convert(arg, parameter, parameter.name, allocations)
+            value, key = self._convert(arg, parameter)
             self.values.append(value)
             keys.append(key)
         self.key = tuple(keys)
-        self.allocations = merge_allocations(allocations)
+        self.allocations = merge_allocations(self._found)
 
-    def _convert(
-        self, arg: Any, parameter: inspect.Parameter, name: str, allocations: list[Allocation]
-    ) -> tuple[Any, Any]:
+    def _convert(self, arg: Any, parameter: inspect.Parameter) -> tuple[Any, Any]:
+        """What the DSL is given for an argument, and its part of the key."""
         from cutlass.base_dsl.runtime.jit_arg_adapters import is_arg_annotation_constexpr
-        from cutlass.base_dsl.typing import Numeric, NumericMeta
+        from cutlass.base_dsl.typing import NumericMeta
 
         if _is_stream(parameter):
             return _stream(arg), "stream"
-        if is_arg_annotation_constexpr(parameter.annotation, name, 1, None):
+        if is_arg_annotation_constexpr(parameter.annotation, parameter.name, 1, None):
             return arg, ("constexpr", _hashable(arg))
+        value, key = self._convert_value(arg, parameter.name)
+        if key == ("scalar", type(arg)) and isinstance(parameter.annotation, NumericMeta):
+            key = ("scalar", parameter.annotation)  # the DSL converts to what is declared
+        return value, key
+
+    def _convert_value(self, arg: Any, name: str) -> tuple[Any, Any]:
+        from cutlass.base_dsl.typing import Numeric
+
         tensor = TensorArgument.of(arg, name)
         if tensor is not None:
             if tensor.allocation is None:
                 self.fakes.append(name)
             else:
-                allocations.append(tensor.allocation)
+                self._found.append(tensor.allocation)
             return tensor.value, ("tensor", tensor.key)
         if isinstance(arg, (bool, int, float, Numeric)):
-            declared = isinstance(parameter.annotation, NumericMeta)
-            return arg, ("scalar", parameter.annotation if declared else type(arg))
-        if isinstance(arg, (list, tuple)) and type(arg) in (list, tuple):
-            pairs = [
-                self._convert(
-                    item,
-                    parameter.replace(annotation=inspect.Parameter.empty),
-                    f"{name}[{i}]",
-                    allocations,
-                )
-                for i, item in enumerate(arg)
-            ]
-            return type(arg)(value for value, _ in pairs), (type(arg), *(key for _, key in pairs))
+            return arg, ("scalar", type(arg))
+        if isinstance(arg, (list, tuple)):
+            pairs = [self._convert_value(item, f"{name}[{i}]") for i, item in enumerate(arg)]
+            values, keys = [value for value, _ in pairs], tuple(key for _, key in pairs)
+            # A NamedTuple is made from its fields, other sequences from one iterable.
+            make = getattr(type(arg), "_make", type(arg))
+            return make(values), (type(arg), *keys)
+        if is_dataclass(arg) and not isinstance(arg, type):
+            return self._convert_dataclass(arg, name)
         cache_key = getattr(arg, "__cache_key__", None)
         return arg, ("object", type(arg), _hashable(arg) if cache_key is None else cache_key)
+
+    def _convert_dataclass(self, arg: Any, name: str) -> tuple[Any, Any]:
+        """A copy whose tensors are converted; compile-time fields count by value in the key."""
+        from cutlass.base_dsl.utils.tree_utils import is_constexpr_field
+
+        converted, keys = copy.copy(arg), []
+        for field in fields(arg):
+            item = getattr(arg, field.name)
+            if is_constexpr_field(field, arg):
+                keys.append(("constexpr", _hashable(item)))
+                continue
+            value, key = self._convert_value(item, f"{name}.{field.name}")
+            keys.append(key)
+            if value is not item:
+                object.__setattr__(converted, field.name, value)  # also where it is frozen
+        return converted, (type(arg), *keys)
+
+
+def _with_stream(signature: inspect.Signature, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with a default stream where the host function takes one and none is given.
+
+    What stands between has its defaults; other arguments that are left out stay so.
+    """
+    left_out = list(signature.parameters.values())[len(args) :]
+    for index, parameter in enumerate(left_out):
+        if _is_stream(parameter):
+            if parameter.default in (None, parameter.empty):
+                return (*args, *(p.default for p in left_out[:index]), None)
+            return args
+        if parameter.default is parameter.empty:
+            return args
+    return args
 
 
 class _Opaque:
@@ -315,12 +352,61 @@ class CompiledKernel:
         return [replace(launch, allocations=arguments.allocations) for launch in launches]
 
 
+# The GPU that host code of this thread sees instead of the machine's own, if any.
+_SEEN: ContextVar[GpuModel | None] = ContextVar("seen_gpu", default=None)
+
+# Answers of cutlass.utils.HardwareInfo for a modelled GPU. Real parts may fit fewer clusters of
+# more than two CTAs, because their SMs come in groups of which some are fused off.
+_HARDWARE_INFO: dict[str, Callable[..., Any]] = {
+    "__init__": lambda gpu, device_id=0: None,
+    "get_device_multiprocessor_count": lambda gpu: gpu.sm_count,
+    "get_max_active_clusters": lambda gpu, cluster_size, stream=None: gpu.sm_count // cluster_size,
+}
+
+
+@contextmanager
+def host_sees(gpu: str | GpuModel) -> Iterator[GpuModel]:
+    """Host code of a kernel sees the modelled `gpu` while the block runs, in this thread.
+
+    The DSL's target architecture, which kernel classes ask for when they are made, and what
+    `cutlass.utils.HardwareInfo` tells of the device are the model's. `emulate` and `compile` run
+    under it; a kernel object that asks earlier needs it around its construction.
+    """
+    from cutlass.base_dsl.dsl import BaseDSL
+    from cutlass.cutlass_dsl import CuTeDSL
+    from cutlass.utils import HardwareInfo
+
+    model = gpu_model(gpu)
+    token = _SEEN.set(model)
+    with _DSL_LOCK, ExitStack() as restore:
+        restore.callback(_SEEN.reset, token)
+        for dsl in (BaseDSL, CuTeDSL):
+            settings = dsl._get_dsl().envar
+            restore.callback(setattr, settings, "arch", settings.arch)
+            settings.arch = model.arch
+        for name, answer in _HARDWARE_INFO.items():
+            real = getattr(HardwareInfo, name)
+            restore.callback(setattr, HardwareInfo, name, real)
+            setattr(HardwareInfo, name, _stand_in(real, answer))
+        yield model
+
+
+def _stand_in(real: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that answers for the GPU that this thread sees; other threads get the real one."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        gpu = _SEEN.get()
+        return real(self, *args, **kwargs) if gpu is None else answer(gpu, *args, **kwargs)
+
+    return method
+
+
 def compile_bound(fn: Any, arguments: HostArguments, gpu: GpuModel) -> CompiledKernel:
     """`compile` for arguments that are already converted."""
     import cutlass.cute as cute
 
     start = time.perf_counter()
-    with _DSL_LOCK, tempfile.TemporaryDirectory(prefix="emulator-") as folder:
+    with host_sees(gpu), tempfile.TemporaryDirectory(prefix="emulator-") as folder:
         # Everything the compile needs is said here; no environment variable is read or set.
         compiled = cute.compile(
             fn,
