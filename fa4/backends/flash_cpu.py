@@ -2,14 +2,17 @@
 
 The operator behind `torch.nn.functional.scaled_dot_product_attention` on a CPU also returns the
 log-sum-exp. Called directly it checks little: an empty sequence divides by zero, a last dimension
-that is not contiguous is read as if it were, and its causal mask is aligned top-left. This file
-gives it only what it computes rightly. Its own backward is not used: it takes one thread for one
-head, and no gradient of the log-sum-exp (`blockwise.backward` is about ten times as fast there).
+that is not contiguous is read as if it were, its causal mask is aligned top-left, and where all
+scores are -inf its log-sum-exp is 0. This file gives it only what it computes rightly. Its own
+backward is not used: it takes one thread for one head, and no gradient of the log-sum-exp
+(`blockwise.backward` is about ten times as fast there).
 """
 
 from __future__ import annotations
 
 import torch
+
+from fa4.backends import blockwise
 
 
 def applies(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -48,6 +51,11 @@ def _flash(
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         _matrix(q), _matrix(k), _matrix(v), 0.0, causal, scale=scale
     )
+    at_zero = lse == 0
+    if at_zero.any() and (at_zero & (out == 0).all(-1)).any():
+        # Either scores and values that are 0, or a row of scores that are all -inf, for which the
+        # operator says 0 as well.
+        return blockwise.forward(q, k, v, causal=causal, scale=scale)
     return out, lse
 
 

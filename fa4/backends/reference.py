@@ -18,7 +18,7 @@ def forward(problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torc
     """Attention, differentiable in q, k and v, through out and through lse.
 
     lse is float32, and float64 for float64 inputs. A row that sees no key gives out 0, lse -inf and
-    no gradient; a score of -inf counts as an unseen key.
+    no gradient. In the forward, a score of -inf (of an infinite input) counts as an unseen key.
     """
     scale = problem.softmax_scale
     if scale < 0:  # the flash kernel masks before it scales, and -inf must stay -inf

@@ -128,6 +128,22 @@ def test_nan_and_infinity_propagate(
     assert not out.isfinite().all()
 
 
+@pytest.mark.parametrize("forward", [flash_cpu, blockwise])
+@pytest.mark.parametrize("causal", [False, True])
+def test_scores_of_minus_infinity_are_unseen_keys(forward: object, causal: bool) -> None:
+    """In one head every score is -inf, in the other those of some keys, in both parts of a mask."""
+    q, k, v = random_qkv(seqlen_q=20, seqlen_k=50, heads=2, dtype=torch.float32)
+    q[..., 0] = 1.0
+    k[:, :, 0, 0] = k[:, ::3, 1, 0] = -torch.inf
+    exact, exact_lse = dense_attention(q, k, v, causal=causal, scale=0.125)
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    out, lse = forward.forward(q, k, v, causal=causal, scale=0.125)
+    torch.testing.assert_close(out.transpose(1, 2), exact)
+    torch.testing.assert_close(lse, exact_lse)
+    assert (out[:, 0] == 0).all() and (lse[:, 0] == -torch.inf).all()
+    assert (out[:, 1] != 0).all() and lse[:, 1].isfinite().all()
+
+
 AWKWARD = {
     "heads first": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
     "sequence first": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
