@@ -144,6 +144,28 @@ def test_python_block_runs_as_written(block: Block) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def without_measurements(line: str) -> str:
+    """Times, speeds and errors, which depend on the machine, are masked."""
+    line = re.sub(r"\d+\.\d+ s \(\d+\.\d+ M/s\)", "N s (N M/s)", line.rstrip())
+    return re.sub(r"\d\.\d+e[-+]\d+", "N", line)
+
+
+@pytest.mark.slow
+def test_readme_shows_what_the_demo_prints() -> None:
+    """Every line that README shows, in order; `...` stands for lines left out."""
+    (shown,) = (block for block in BLOCKS if block.language == "text" and "18 CTAs" in block.text)
+    recipe = re.search(r"^demo:.*\n\t.*/fa4 (.*)$", (ROOT / "Makefile").read_text(), flags=re.M)
+    assert recipe is not None
+    (demo,) = ROOT.glob("fa4/demo/*.safetensors")
+    arguments = recipe[1].replace("$(DEMO_INPUT)", str(demo.relative_to(ROOT))).split()
+    done = run([sys.executable, "-m", "fa4", *arguments, "--backend", "emulator"])
+    assert done.returncode == 0, done.stderr
+    printed = iter(map(without_measurements, done.stdout.splitlines()))
+    for line in shown.text.splitlines():
+        if line != "...":
+            assert without_measurements(line) in printed, f"not printed, or not here: {line}"
+
+
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), flags=re.M))
     named = set()
