@@ -88,9 +88,17 @@ def run_launch(
     started = time.perf_counter()
     options = options or Options(seed=seed)
     program = load(ptx, launch.kernel, launch.cluster != (1, 1, 1))
-    decoded = time.perf_counter()
+    decode_seconds = time.perf_counter() - started
     machine = Machine(program, launch, gpu, memory, roles or {}, max_instructions, options)
-    result = LaunchResult(decode_seconds=decoded - started)
+    result = run_machine(machine, progress)
+    result.decode_seconds = decode_seconds
+    return result
+
+
+def run_machine(machine: Machine, progress: Callable[[float], None] | None = None) -> LaunchResult:
+    """Runs the machine's launch, cluster after cluster."""
+    started = time.perf_counter()
+    launch, result = machine.launch, LaunchResult()
     total = launch.grid[0] * launch.grid[1] * launch.grid[2]
     for blocks in clusters(launch):
         finding = machine.run_cluster(blocks)
@@ -101,7 +109,7 @@ def run_launch(
         if progress is not None:
             progress(result.ctas / total)
     result.thread_instructions = machine.executed
-    result.seconds = time.perf_counter() - decoded
+    result.seconds = time.perf_counter() - started
     return result
 
 

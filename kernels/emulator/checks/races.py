@@ -144,6 +144,15 @@ class RaceDetector:
         if (barrier := self._barrier(cta, addr, view, "wait")) is not None:
             self._acquire(warp, barrier.done)
 
+    def brings(self, warp: Warp, cta: Cta, addr: int) -> bool:
+        """Whether waiting for the mbarrier now would order anything for the warp that is not
+        ordered already."""
+        barrier = self._ctas[id(cta)].mbarriers.get(addr)
+        if barrier is None:
+            return False
+        own = self.agents.fit(self._warps[warp])
+        return bool((self.agents.padded(barrier.done) > own).any())
+
     def mbarrier_phase(self, cta: Cta, addr: int) -> None:
         """The open phase completed."""
         barrier = self._ctas[id(cta)].mbarriers.get(addr)

@@ -208,14 +208,20 @@ def first_lane(mask: int) -> int:
     return (mask & -mask).bit_length() - 1
 
 
-def bind(program: Program, index: int, ins: Instr) -> tuple[Handler, bool]:
-    """The handler of one instruction, and whether it needs a converged warp."""
+def find_binder(program: Program, ins: Instr) -> tuple[Binder, re.Match[str], bool]:
+    """The binder of an opcode, its match, and whether it needs a converged warp."""
     for pattern, binder, converged in _PATTERNS:
         match = pattern.fullmatch(ins.op)
         if match is not None:
-            return binder(Binding(program, ins, match, index)), converged
+            return binder, match, converged
     source = program.module.source_of(ins)
     raise UnsupportedPTX(
         f"ptx:{ins.line}{f' ({source})' if source else ''}: {ins.text!r}: opcode {ins.op!r} is not"
         " modelled"
     )
+
+
+def bind(program: Program, index: int, ins: Instr) -> tuple[Handler, bool]:
+    """The handler of one instruction, and whether it needs a converged warp."""
+    binder, match, converged = find_binder(program, ins)
+    return binder(Binding(program, ins, match, index)), converged
