@@ -87,6 +87,19 @@ def test_other_hosts_have_other_keys(monkeypatch: pytest.MonkeyPatch, part: str)
     assert jit._key("text") != before
 
 
+def test_old_cpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not run into code that calls what is not there."""
+    import llvmlite.binding as llvm
+
+    features = llvm.get_host_cpu_features()
+    if "f16c" not in features:
+        pytest.skip("not an x86 host")
+    features["f16c"] = False
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: features)
+    with pytest.raises(RuntimeError, match=r"x86-64-v3.*lacks f16c"):
+        jit._host.__wrapped__()
+
+
 def test_empty_variable_turns_it_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiles: list[int]
 ) -> None:

@@ -46,7 +46,16 @@ def _target_machine() -> Any:
 
 @cache
 def _host() -> tuple[str, str]:
-    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    """CPU name and features. Raises RuntimeError on an x86 CPU without FMA and half conversions:
+    LLVM would call library functions that are not in the process."""
+    features = llvm.get_host_cpu_features()
+    missing = [f for f in ("avx2", "fma", "f16c") if f in features and not features[f]]
+    if missing:
+        raise RuntimeError(
+            f"the emulator's generated code needs an x86-64-v3 CPU (Haswell, Zen or newer); this one"
+            f" ({llvm.get_host_cpu_name()}) lacks {', '.join(missing)}"
+        )
+    return llvm.get_host_cpu_name(), features.flatten()
 
 
 @dataclass
