@@ -63,7 +63,11 @@ class Program:
     native: Any = None
     clustered: bool = False
     tracked: tuple[str, ...] = ()
-    handlers: dict[str, Any] = field(default_factory=dict)
+    read: frozenset[str] = frozenset()  # registers that some instruction reads
+
+    def is_read(self, register: str) -> bool:
+        """Whether anything reads the register: results that nobody reads need no place."""
+        return register in self.read
 
 
 def operand_regs(operand: Operand) -> Iterator[Reg | Special]:
@@ -326,6 +330,9 @@ def decode(
     layout = RegisterFile(kinds, used, groups)
     program = Program(module, entry, segments, layout, symbols, static_bytes, specials)
     program.clustered = clustered
+    program.read = frozenset(
+        name for segment in segments for ins in segment.instrs for name in uses_and_defs(ins)[0]
+    )
     _link_loads(segments)
     _track_unwritten(program, flow)
     _generate(program, flow)

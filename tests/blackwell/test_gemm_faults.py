@@ -101,7 +101,7 @@ FAULTS = [
         "expect_tx asks for the bytes of A alone",
         "mbarrier_arrive_and_expect_tx(full + stage, tx_bytes)",
         "mbarrier_arrive_and_expect_tx(full + stage, tx_bytes // 2)",
-        "tma_load_not_waited",
+        "smem_unwritten_read",
     ),
     fault(
         "a barrier expects two arrivals",

@@ -5,12 +5,11 @@ PTX ISA 9.1 sections 9.7.12 and 9.7.13.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ..findings import EmulatorFault
-from ..ptx.ast import Imm, Instr, Label, Reg, Sink
+from ..ptx.ast import Imm, Instr, Label, Operand, Reg, Sink
 from .table import FULL, LANES, Binding, Handler, Wait, first_lane, machine
 
 if TYPE_CHECKING:
@@ -134,25 +133,34 @@ def cluster_wait(b: Binding) -> Handler:
 # -- mbarriers -----------------------------------------------------------------------------------
 
 
-def _by_address(w: Warp, mask: int, addresses: np.ndarray) -> list[tuple[int, int]]:
-    """(address, lane mask) groups; one group in nearly every kernel."""
-    lanes = LANES[mask]
-    first = int(addresses[lanes[0]])
-    if (addresses[lanes] == first).all():
-        return [(first, mask)]
-    groups: dict[int, int] = {}
-    for lane in lanes:
-        at = int(addresses[lane])
-        groups[at] = groups.get(at, 0) | 1 << int(lane)
-    return list(groups.items())
+def _by_address(b: Binding, op: Operand) -> Callable[[Warp, int], Sequence[tuple[int, int]]]:
+    """Reader f(warp, mask) -> (address, lane mask) groups; one group in nearly every kernel."""
+    every, one = b.addresses(op), b.address(op)
+
+    def groups(w: Warp, mask: int) -> Sequence[tuple[int, int]]:
+        if mask & (mask - 1) == 0:
+            return ((one(w, mask.bit_length() - 1), mask),)
+        addresses = every(w)
+        lanes = LANES[mask]
+        if mask != FULL:
+            addresses = addresses[lanes]
+        first = addresses[0]
+        if (addresses == first).all():
+            return ((int(first), mask),)
+        by: dict[int, int] = {}
+        for lane, at in zip(lanes.tolist(), addresses.tolist(), strict=True):
+            by[at] = by.get(at, 0) | 1 << lane
+        return list(by.items())
+
+    return groups
 
 
 @machine(rf"mbarrier\.init{_SPACE}\.b64")
 def mbarrier_init(b: Binding) -> Handler:
-    address, count = b.addresses(b.ins.operands[0]), b.scalar(b.ins.operands[1])
+    groups, count = _by_address(b, b.ins.operands[0]), b.scalar(b.ins.operands[1])
 
     def run(w: Warp, mask: int) -> None:
-        for at, lanes in _by_address(w, mask, address(w)):
+        for at, lanes in groups(w, mask):
             for _ in range(lanes.bit_count()):
                 cta, own = w.cta.locate(at)
                 cta.mbarriers.init(own, count(w, first_lane(lanes)))
@@ -164,10 +172,10 @@ def mbarrier_init(b: Binding) -> Handler:
 
 @machine(rf"mbarrier\.inval{_SPACE}\.b64")
 def mbarrier_inval(b: Binding) -> Handler:
-    address = b.addresses(b.ins.operands[0])
+    groups = _by_address(b, b.ins.operands[0])
 
     def run(w: Warp, mask: int) -> None:
-        for at, _ in _by_address(w, mask, address(w)):
+        for at, _ in groups(w, mask):
             cta, own = w.cta.locate(at)
             cta.mbarriers.inval(own)
 
@@ -178,16 +186,18 @@ def mbarrier_inval(b: Binding) -> Handler:
 def mbarrier_arrive(b: Binding) -> Handler:
     operands = list(b.ins.operands)
     state = operands.pop(0) if isinstance(operands[0], Reg | Sink) else Sink()
-    address = b.addresses(operands[0])
-    count = b.scalar(operands[1]) if len(operands) > 1 else (lambda w, lane: 1)
-    put, no_complete = _put64(b, state), bool(b.match[1])
+    groups, put, no_complete = _by_address(b, operands[0]), _put64(b, state), bool(b.match[1])
+    given = operands[1] if len(operands) > 1 else Imm(1)
+    each = given.value if isinstance(given, Imm) else None
+    count = b.scalar(given)
 
     def run(w: Warp, mask: int) -> None:
         machine = w.cta.machine
-        for at, lanes in _by_address(w, mask, address(w)):
-            total = lanes.bit_count()
-            if len(operands) > 1:
-                total = sum(count(w, int(lane)) for lane in LANES[lanes])
+        for at, lanes in groups(w, mask):
+            if each is not None:
+                total = each * lanes.bit_count()
+            else:
+                total = sum(count(w, lane) for lane in LANES[lanes].tolist())
             cta, own = w.cta.locate(at)
             if machine.race is not None:
                 machine.race.mbarrier_arrive(w, cta, own)
@@ -233,7 +243,7 @@ def mbarrier_tx(b: Binding) -> Handler:
 
 def _put64(b: Binding, op: object):  # type: ignore[no-untyped-def]
     """Writer f(warp, mask, value) of a 64-bit destination."""
-    if isinstance(op, Sink):
+    if isinstance(op, Sink) or (isinstance(op, Reg) and not b.program.is_read(op.name)):
         return lambda w, mask, value: None
     row = b.row(op, "b64")  # type: ignore[arg-type]
 
@@ -250,13 +260,13 @@ def mbarrier_wait(b: Binding) -> Handler:
     """Blocks until the phase completes, as a suspended try_wait may; one that its code does not
     repeat in a loop is *soft*: when nothing else can run it reports failure instead."""
     put = b.put_predicate(b.ins.operands[0])
-    address, phase = b.addresses(b.ins.operands[1]), b.scalar(b.ins.operands[2])
+    groups, phase = _by_address(b, b.ins.operands[1]), b.scalar(b.ins.operands[2])
     by_parity, soft = bool(b.match[2]), not spins(b.program, b.index, b.ins)
 
     def run(w: Warp, mask: int) -> Wait | None:
         unit, race = w.cta.mbarriers, w.cta.machine.race
         done, pending = 0, None
-        for address_, lanes in _by_address(w, mask, address(w)):
+        for address_, lanes in groups(w, mask):
             at = address_ - w.cta.window
             value = phase(w, first_lane(lanes))
             if unit.try_parity(at, value & 1) if by_parity else unit.try_phase(at, value):
