@@ -20,6 +20,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import tcgen05
+from cutlass.cutlass_dsl import dsl_user_op
 
 from kernels.common.plan import Barrier, KernelPlan
 
@@ -54,30 +55,33 @@ class BarrierArray:
     first: cute.Pointer
     spec: Barrier
 
-    def wait(self, index: Int32, parity: Int32) -> None:
+    # dsl_user_op gives these the line of their caller, which is what a report should point to.
+
+    @dsl_user_op
+    def wait(self, index: Int32, parity: Int32, *, loc=None, ip=None) -> None:
         """Blocks the calling thread until the phase of this parity has completed."""
-        cute.arch.mbarrier_wait(self.first + index, parity)
+        cute.arch.mbarrier_wait(self.first + index, parity, loc=loc, ip=ip)
 
-    def arrive(self, index: Int32) -> None:
-        """One arrival by each calling thread."""
-        cute.arch.mbarrier_arrive(self.first + index)
-
-    def arrive_warp(self, index: Int32) -> None:
+    @dsl_user_op
+    def arrive_warp(self, index: Int32, *, loc=None, ip=None) -> None:
         """One arrival for the whole warp, after all its lanes got here; releases their writes."""
-        cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(self.first + index)
+        cute.arch.sync_warp(loc=loc, ip=ip)
+        with cute.arch.elect_one(loc=loc, ip=ip):
+            cute.arch.mbarrier_arrive(self.first + index, loc=loc, ip=ip)
 
-    def expect(self, index: Int32) -> cute.Pointer:
+    @dsl_user_op
+    def expect(self, index: Int32, *, loc=None, ip=None) -> cute.Pointer:
         """Arrives and announces the TMA bytes of this phase; returns the barrier for the copy."""
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(self.first + index, self.spec.tx_bytes)
-        return self.first + index
+        barrier, bytes_ = self.first + index, self.spec.tx_bytes
+        with cute.arch.elect_one(loc=loc, ip=ip):
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, bytes_, loc=loc, ip=ip)
+        return barrier
 
-    def commit(self, index: Int32) -> None:
+    @dsl_user_op
+    def commit(self, index: Int32, *, loc=None, ip=None) -> None:
         """Arrives once all MMAs that this warp has issued so far are complete."""
-        with cute.arch.elect_one():
-            tcgen05.commit(self.first + index)
+        with cute.arch.elect_one(loc=loc, ip=ip):
+            tcgen05.commit(self.first + index, loc=loc, ip=ip)
 
     def init(self) -> None:
         """Initialises every mbarrier of the family; by one thread of the CTA."""

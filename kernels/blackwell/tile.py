@@ -7,6 +7,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 from cutlass.cute.nvgpu import cpasync
+from cutlass.cutlass_dsl import dsl_user_op
 
 from kernels.common.mask import visible_keys
 from kernels.common.plan import KernelPlan
@@ -50,15 +51,17 @@ class TmaTiles:
     in_global: cute.Tensor  # (TMA, TILES) coordinates
     in_smem: cute.Tensor  # (TMA, STAGES)
 
-    def copy(self, tile: Int32, stage: Int32, barrier: cute.Pointer) -> None:
+    @dsl_user_op
+    def copy(self, tile: Int32, stage: Int32, barrier: cute.Pointer, *, loc=None, ip=None) -> None:
         """Global tile to SMEM stage; its bytes complete on ``barrier``. Called by a whole warp."""
-        cute.copy(
-            self.atom, self.in_global[None, tile], self.in_smem[None, stage], tma_bar_ptr=barrier
-        )
+        source, target = self.in_global[None, tile], self.in_smem[None, stage]
+        cute.copy(self.atom, source, target, tma_bar_ptr=barrier, loc=loc, ip=ip)
 
-    def store(self, tile: Int32, stage: Int32) -> None:
-        """SMEM stage to global tile, clipped at the tensor's bounds. Called by a whole warp."""
-        cute.copy(self.atom, self.in_smem[None, stage], self.in_global[None, tile])
+    @dsl_user_op
+    def store(self, tile: Int32, stage: Int32, *, loc=None, ip=None) -> None:
+        """SMEM stage to global tile, clipped at the tensor's bounds. Called by one thread."""
+        source, target = self.in_smem[None, stage], self.in_global[None, tile]
+        cute.copy(self.atom, source, target, loc=loc, ip=ip)
 
     @classmethod
     def partition(

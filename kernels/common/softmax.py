@@ -49,13 +49,15 @@ def advance_maximum(
 
     old, block: reference so far and maximum with the new block. Returns ``(reference, subtrahend,
     rescale)``: what to remember, what to subtract from scores (finite where scores are), and the
-    factor for the sum and for O, 1 where the reference stayed.
+    factor for the sum and for O, 1 where nothing needs it.
     """
     subtrahend = block if block != -Float32.inf else Float32(0.0)
     drop_log2 = (old - subtrahend) * scale_log2
     reference, rescale = block, exp2_mufu(drop_log2)
     if drop_log2 >= -Float32(threshold):
         reference, subtrahend, rescale = old, old, Float32(1.0)
+    if old == -Float32.inf:  # so far the row has seen no key: its sum and O are 0
+        rescale = Float32(1.0)
     return reference, subtrahend, rescale
 
 
