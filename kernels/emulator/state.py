@@ -19,6 +19,7 @@ from .schedule import CTA_RANK_SHIFT, CTA_WINDOW_MASK, AsyncOp, BulkGroups, Pend
 from .sync import MbarrierUnit
 
 if TYPE_CHECKING:
+    from .isa.allocation import PairCall
     from .machine import Machine
     from .program import Program
 
@@ -172,6 +173,8 @@ class Cta:
         self.named = NamedBarriers(self)
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         self.threads_rounded = (threads + 31) // 32 * 32
+        self.cta_group: int | None = None  # of its tcgen05 instructions
+        self.pair_calls: dict[str, PairCall] = {}  # collective calls that wait for the peer CTA
         self.gave_up_at: int | None = None  # machine events when a soft wait last gave up
         self.waiting: dict[tuple[Any, ...], list[tuple[Warp, Fragment]]] = {}
         self.warps = []

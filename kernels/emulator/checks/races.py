@@ -12,6 +12,7 @@ holds a load's registers until it is complete); ``isa`` holds kernels to the PTX
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -237,6 +238,17 @@ class RaceDetector:
         self._access(shadow.smem, cells, engine, ASYNC, False, warp.pc, "smem", shadow.base)
         return engine
 
+    def tma_read(self, warp: Warp, engine: Agent, cta: Cta, addr: int, nbytes: int) -> None:
+        """The copy of `tma_load` reads shared memory too."""
+        shadow = self._ctas[id(cta)]
+        cells = slice((addr - shadow.base) >> 2, (addr - shadow.base + nbytes + 3) >> 2)
+        self._access(shadow.smem, cells, engine, ASYNC, False, warp.pc, "smem", shadow.base)
+
+    def barrier_used(self, warp: Warp, cta: Cta, addr: int, what: str) -> None:
+        """An operation that will complete on an mbarrier is issued: its init must come before."""
+        view = self.agents.fit(self._warps[warp])[GENERIC]
+        self._barrier(cta, addr, view, what)
+
     def engine_arrive(self, engine: Agent, cta: Cta, addr: int) -> None:
         """An engine completes on an mbarrier: all that it did, and all it followed, is published."""
         barrier = self._ctas[id(cta)].mbarriers.get(addr)
@@ -302,31 +314,39 @@ class RaceDetector:
                 bundle[row, done.index] = done.clock if clock is None else clock
 
     def mma(
-        self, warp: Warp, cta: Cta, smem_cells: list[tuple[str, NDArray[np.int64]]],
+        self, warp: Warp, ctas: Sequence[Cta], smem_cells: list[tuple[str, NDArray[np.int64]]],
         tmem_reads: list[tuple[int, int]], d: tuple[int, int], quads: tuple[int, ...],
     ) -> None:  # fmt: skip
         """One tcgen05.mma is issued. The MMAs of a warp execute in the order of issue.
 
-        smem_cells: operand name and its 4-byte cells (address / 4 in the shared window).
-        tmem_reads, d: (column, columns) of A in Tensor Memory, and of D. quads: of D's lanes.
+        ctas: those it works on, at the same addresses in each. smem_cells: operand name and its
+        4-byte cells (address / 4 in the shared window). tmem_reads, d: (column, columns) of A in
+        Tensor Memory, and of D. quads: of D's lanes.
         """
         core = self._own(self._core, TENSOR_CORE, warp)
         core.bundle = join(self.agents.fit(core), self.agents.fit(self._warps[warp]))
         core.clock += 1
         core.bundle[:, core.index] = core.clock
-        shadow = self._ctas[id(cta)]
+        for cta in ctas:
+            self._mma_cells(core, warp.pc, self._ctas[id(cta)], smem_cells, tmem_reads, d, quads)
+
+    def _mma_cells(
+        self, core: Agent, pc: int, shadow: _CtaShadow,
+        smem_cells: list[tuple[str, NDArray[np.int64]]], tmem_reads: list[tuple[int, int]],
+        d: tuple[int, int], quads: tuple[int, ...],
+    ) -> None:  # fmt: skip
         for _, cells in smem_cells:
             at = cells - (shadow.base >> 2)
-            self._access(shadow.smem, at, core, ASYNC, False, warp.pc, "smem", shadow.base)
+            self._access(shadow.smem, at, core, ASYNC, False, pc, "smem", shadow.base)
         for column, columns in tmem_reads:
             for quad in quads:
                 first = quad * COLUMNS + column
                 cells_ = slice(first, first + columns)
-                self._access(shadow.tmem, cells_, core, self.tmem_row, False, warp.pc, "tmem", 0)
+                self._access(shadow.tmem, cells_, core, self.tmem_row, False, pc, "tmem", 0)
         for quad in quads:
             first = quad * COLUMNS + d[0]
             cells_ = slice(first, first + d[1])
-            self._access(shadow.tmem, cells_, core, self.tmem_row, True, warp.pc, "tmem", 0)
+            self._access(shadow.tmem, cells_, core, self.tmem_row, True, pc, "tmem", 0)
 
     def commit(self, warp: Warp, cta: Cta, addr: int) -> Bundle:
         """tcgen05.commit is issued: the bundle that its arrival will publish (`bundle_arrive`)."""

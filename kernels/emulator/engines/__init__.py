@@ -1,7 +1,7 @@
 """The SM's asynchronous engines: the tensor core and the Tensor Memory Accelerator (TMA)."""
 
 from .descriptors import InstrDescriptor, SmemDescriptor
-from .tensorcore import mma
+from .tensorcore import mma, mma_pair
 from .tma import bulk_load, bulk_store, load_tile, store_tile
 
 __all__ = [
@@ -11,5 +11,6 @@ __all__ = [
     "bulk_store",
     "load_tile",
     "mma",
+    "mma_pair",
     "store_tile",
 ]

@@ -51,12 +51,13 @@ class InstrDescriptor:
         """Decode 32 bits (PTX ISA 9.1 table 42).
 
         Raises `EmulatorFault` mma_bad_descriptor, or `UnsupportedPTX` for sparse operands,
-        weight-stationary shifts, other kinds and cta_group::2.
+        weight-stationary shifts and other kinds. m and n are those of the whole CTA pair with
+        cta_group::2.
         """
         if kind != "f16":
             raise UnsupportedPTX(f"tcgen05.mma .kind::{kind}: only .kind::f16 is modelled")
-        if cta_group != 1:
-            raise UnsupportedPTX(f"tcgen05.mma .cta_group::{cta_group}: only ::1 is modelled")
+        if cta_group not in (1, 2):
+            raise ValueError(f"cta_group is 1 or 2, not {cta_group}")
 
         def bad(rule: str) -> NoReturn:
             _reject("instruction descriptor", value, 8, rule)
@@ -82,10 +83,14 @@ class InstrDescriptor:
         if d_dtype == "float16" and a_dtype != "float16":
             bad(f"D of f16 needs A and B of f16, not {a_dtype}")
         m, n = (value >> 24 & 31) << 4, (value >> 17 & 63) << 3
-        if m not in (64, 128):
-            bad(f"M is {m} (bits 24-28); with cta_group::1 it is 64 or 128")
-        if not 8 <= n <= 256:
-            bad(f"N is {n} (bits 17-22); it is a multiple of 8 from 8 to 256")
+        low, step = 64 * cta_group, 8 * cta_group
+        if m not in (low, 2 * low):
+            bad(f"M is {m} (bits 24-28); with cta_group::{cta_group} it is {low} or {2 * low}")
+        if not step <= n <= 256 or n % step:
+            bad(
+                f"N is {n} (bits 17-22); with cta_group::{cta_group} it is a multiple of {step}"
+                f" from {step} to 256"
+            )
         return InstrDescriptor(
             m=m,
             n=n,

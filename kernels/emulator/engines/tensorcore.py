@@ -9,8 +9,9 @@ NaN and infinity propagate; a NaN's sign and payload are the host's, not hardwar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +42,6 @@ def mma(
     *,
     accumulate: bool,
     a_in_tmem: bool,
-    cta_group: int = 1,
     kind: str = "f16",
     disable_output_lane: Sequence[int] | None = None,
     scale_d: int | None = None,
@@ -54,10 +54,11 @@ def mma(
     2 ** -scale_d first. Raises `EmulatorFault`: mma_bad_descriptor, smem_* and tmem_* naming the
     operand; `UnsupportedPTX` for what is not modelled.
     """
-    inst = InstrDescriptor.decode(idesc, kind, cta_group)
+    inst = InstrDescriptor.decode(idesc, kind, 1)
     lanes, align = _output_lanes(inst.m, d_taddr, "D")
     column = d_taddr & 0xFFFF
     tmem.check_columns(column, inst.n, "tcgen05.mma writing D")
+    out = _Output(tmem, column, inst.n, inst.d_dtype, lanes, align)
     factor = _d_factor(accumulate, scale_d)
     with np.errstate(all="ignore"):  # NaN, infinity and overflow are values here
         a_by_k = _operand_a(inst, a, smem, tmem, a_in_tmem, align)
@@ -66,19 +67,104 @@ def mma(
         product = np.matmul(b_by_k.T, a_by_k, out=_scratch(inst.n, inst.m))
         if inst.a_negate != inst.b_negate:
             np.negative(product, out=product)
-        d_cells = _d_cells(tmem, column, inst, align)
-        product = product.reshape(d_cells.shape)
-        if accumulate:
-            tmem.check_written(column, inst.n, lanes, "tcgen05.mma reading D")
-            _accumulate(product, d_cells, inst.d_dtype, factor)
-        if disable_output_lane is not None and any(disable_output_lane):
-            keep, lanes = _enabled_lanes(d_cells.shape, lanes, disable_output_lane, align)
-            d_cells[:, keep] = _rounded(product, inst.d_dtype)[:, keep]
-        elif inst.d_dtype == "float32":
-            np.copyto(d_cells.view(np.float32), product, casting="same_kind")
+        out.store(product, factor if accumulate else None, disable_output_lane)
+
+
+def mma_pair(
+    idesc: int,
+    a: int,
+    b_desc: int,
+    d_taddr: int,
+    smem: tuple[SharedMemory, SharedMemory],
+    tmem: tuple[TensorMemory, TensorMemory],
+    *,
+    accumulate: bool,
+    a_in_tmem: bool,
+    kind: str = "f16",
+    disable_output_lane: Sequence[int] | None = None,
+    scale_d: int | None = None,
+) -> None:
+    """`mma` of a CTA pair (``cta_group::2``); memories are those of the even and the odd CTA.
+
+    Each CTA holds half of A's rows, half of B's columns and half of D's rows, all at the same
+    addresses. M = 256 (layout A): a CTA's 128 rows of D lie in its 128 lanes. M = 128 (layout B,
+    "2x2"): a CTA's 64 rows lie in lanes 0..63 for the first N / 2 columns of D and in lanes 64..127
+    for the others, so that N / 2 columns of Tensor Memory are taken; A in Tensor Memory is read by
+    each half of the lanes for its own part of D, so its 64 rows must be there twice (CUTLASS's
+    TmemAllocMode::Duplicated). disable_output_lane: eight masks, the even CTA's four first.
+    """
+    inst = InstrDescriptor.decode(idesc, kind, 2)
+    for name, taddr in (("D", d_taddr), ("A", a if a_in_tmem else 0)):
+        _output_lanes(LANES, taddr, name)
+    if a_in_tmem and inst.a_mn_major:
+        _transposed_a()
+    halves = 2 if inst.m == LANES else 1  # of the lanes, each with its own columns of D
+    ncols, column = inst.n // halves, d_taddr & 0xFFFF
+    for part in tmem:
+        part.check_columns(column, ncols, "tcgen05.mma writing D")
+    factor = _d_factor(accumulate, scale_d)
+    off = disable_output_lane
+    if off is not None and len(off) != 2 * _WARPS:
+        _bad_disable_lanes(len(off), 2)
+    b_parts = [
+        smem_operand(part, b_desc, inst.n // 2, inst.b_mn_major, inst.b_dtype, "B") for part in smem
+    ]
+    b_by_k = np.concatenate(b_parts, axis=1)
+    products = []
+    with np.errstate(all="ignore"):
+        for k, part in enumerate(tmem):
+            if a_in_tmem:
+                a_by_k = _tmem_a(inst, a, part, EVERY_LANE, 0, LANES)
+            else:
+                a_by_k = smem_operand(smem[k], a, inst.m // 2, inst.a_mn_major, inst.a_dtype, "A")
+            product = np.empty((ncols, LANES), np.float64)
+            for half in range(halves):
+                rows = slice(half * LANES // halves, (half + 1) * LANES // halves)
+                a_half = a_by_k[:, rows] if a_in_tmem else a_by_k
+                b_half = b_by_k[:, half * ncols : (half + 1) * ncols]
+                product[:, rows] = b_half.T @ a_half
+            if inst.a_negate != inst.b_negate:
+                np.negative(product, out=product)
+            products.append(product)
+        for k, part in enumerate(tmem):  # A of both CTAs is read before either's D is written
+            out = _Output(part, column, ncols, inst.d_dtype, EVERY_LANE, 0)
+            masks = off[_WARPS * k : _WARPS * (k + 1)] if off is not None else None
+            out.store(products[k], factor if accumulate else None, masks)
+
+
+@dataclass(frozen=True)
+class _Output:
+    """Where one CTA's part of D lies: ``ncols`` columns from ``column``, the lanes of ``lanes``
+    (masks of the four warps' 32), rows from lane ``align`` of each warp."""
+
+    tmem: TensorMemory
+    column: int
+    ncols: int
+    dtype: str
+    lanes: NDArray[np.uint32]
+    align: int
+
+    def store(
+        self,
+        product: NDArray[np.float64],
+        factor: float | None,
+        disabled: Sequence[int] | None,
+    ) -> None:
+        """Adds D * factor (None: D is not read), rounds and writes; ``product``: (ncols, rows)."""
+        tmem, lanes = self.tmem, self.lanes
+        cells = _d_cells(tmem, self.column, self.ncols, lanes is EVERY_LANE, self.align)
+        product = product.reshape(cells.shape)
+        if factor is not None:
+            tmem.check_written(self.column, self.ncols, lanes, "tcgen05.mma reading D")
+            _accumulate(product, cells, self.dtype, factor)
+        if disabled is not None and any(disabled):
+            keep, lanes = _enabled_lanes(cells.shape, lanes, disabled, self.align)
+            cells[:, keep] = _rounded(product, self.dtype)[:, keep]
+        elif self.dtype == "float32":
+            np.copyto(cells.view(np.float32), product, casting="same_kind")
         else:
-            d_cells[...] = _rounded(product, inst.d_dtype)
-    tmem.mark_written(column, inst.n, lanes)
+            cells[...] = _rounded(product, self.dtype)
+        tmem.mark_written(self.column, self.ncols, lanes)
 
 
 @lru_cache(maxsize=64)
@@ -128,9 +214,7 @@ def _operand_a(
     if not in_tmem:
         return smem_operand(smem, a, inst.m, inst.a_mn_major, inst.a_dtype, "A")
     if inst.a_mn_major:
-        raise EmulatorFault(
-            "mma_bad_descriptor", "transpose A (bit 15) is set, but A lies in Tensor Memory"
-        )
+        _transposed_a()
     lanes, align = _output_lanes(inst.m, a, "A")
     if align != d_align:
         raise EmulatorFault(
@@ -140,24 +224,42 @@ def _operand_a(
             address=a,
             operand="A",
         )
+    return _tmem_a(inst, a, tmem, lanes, align, inst.m)
+
+
+def _tmem_a(
+    inst: InstrDescriptor,
+    a: int,
+    tmem: TensorMemory,
+    lanes: NDArray[np.uint32],
+    align: int,
+    rows: int,
+) -> NDArray[np.float64]:
+    """``rows`` rows of A from Tensor Memory: float64[16, rows]."""
     column, ncols = a & 0xFFFF, inst.k // 2
     tmem.check_columns(column, ncols, "tcgen05.mma reading operand A")
     tmem.check_written(column, ncols, lanes, "tcgen05.mma reading operand A")
     words = tmem.data[column : column + ncols]
-    if inst.m != LANES:
+    if rows != LANES:
         words = words.reshape(ncols, _WARPS, -1)[:, :, align : align + _HALF_LANES]
-        words = words.reshape(ncols, inst.m)
+        words = words.reshape(ncols, rows)
     return tmem_operand(words, inst.a_dtype)
 
 
+def _transposed_a() -> NoReturn:
+    raise EmulatorFault(
+        "mma_bad_descriptor", "transpose A (bit 15) is set, but A lies in Tensor Memory"
+    )
+
+
 def _d_cells(
-    tmem: TensorMemory, column: int, inst: InstrDescriptor, align: int
+    tmem: TensorMemory, column: int, ncols: int, every_lane: bool, align: int
 ) -> NDArray[np.uint32]:
-    """A view of D's cells: [N, 128], or [N, 4, 16] for M = 64."""
-    cells = tmem.data[column : column + inst.n]
-    if inst.m == LANES:
+    """A view of D's cells: [N, 128], or [N, 4, 16] for 64 rows of layout F."""
+    cells = tmem.data[column : column + ncols]
+    if every_lane:
         return cells
-    return cells.reshape(inst.n, _WARPS, -1)[:, :, align : align + _HALF_LANES]
+    return cells.reshape(ncols, _WARPS, -1)[:, :, align : align + _HALF_LANES]
 
 
 def _accumulate(
@@ -190,11 +292,16 @@ def _enabled_lanes(
 ) -> tuple[NDArray[np.bool_], NDArray[np.uint32]]:
     """Lanes that ``disable-output-lane`` leaves on: over D's cells of a column, and as masks."""
     if len(disabled) != _WARPS:
-        raise EmulatorFault(
-            "mma_bad_descriptor",
-            f"disable-output-lane has {len(disabled)} masks; with cta_group::1 it has {_WARPS}",
-        )
+        _bad_disable_lanes(len(disabled), 1)
     enabled = lanes & ~np.array([mask & 0xFFFFFFFF for mask in disabled], np.uint32)
     per_warp = _HALF_LANES if len(shape) == 3 else LANES // _WARPS
     bits = enabled[:, None] >> np.arange(align, align + per_warp, dtype=np.uint32) & np.uint32(1)
     return bits.astype(np.bool_).reshape(shape[1:]), enabled
+
+
+def _bad_disable_lanes(count: int, cta_group: int) -> NoReturn:
+    raise EmulatorFault(
+        "mma_bad_descriptor",
+        f"disable-output-lane has {count} masks; with cta_group::{cta_group} it has"
+        f" {_WARPS * cta_group}",
+    )

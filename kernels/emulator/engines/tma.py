@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +25,47 @@ from ..findings import EmulatorFault, UnsupportedPTX
 from ..memory.global_memory import GlobalMemory
 from ..memory.shared import SharedMemory
 from ..tensormap import TensorMap
+from .reduction import DTYPES, reduction
 
 SMEM_ALIGNMENT_BYTES = 128  # of a tile
 BULK_ALIGNMENT_BYTES = 16  # of cp.async.bulk: both addresses and the size
 _CHUNK_BYTES = 16
 _LINE_BYTES = 128
 _SWIZZLE_PERIOD_BYTES = 1024
+
+# PTX ISA 9.1 sections 9.7.9.25.4.2 and 9.7.9.27.1.3: types of each reduction.
+_REDUCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "global": {
+        "add": ("u32", "s32", "u64", "f32", "f64", "f16", "bf16"),
+        "min": ("u32", "s32", "u64", "s64", "f16", "bf16"),
+        "max": ("u32", "s32", "u64", "s64", "f16", "bf16"),
+        "inc": ("u32",),
+        "dec": ("u32",),
+        "and": ("b32", "b64"),
+        "or": ("b32", "b64"),
+        "xor": ("b32", "b64"),
+    },
+    "shared": {
+        "add": ("u32", "s32", "u64"),
+        "min": ("u32", "s32"),
+        "max": ("u32", "s32"),
+        "inc": ("u32",),
+        "dec": ("u32",),
+        "and": ("b32",),
+        "or": ("b32",),
+        "xor": ("b32",),
+    },
+}
+_REDUCED_AS = {
+    "uint32": "u32",
+    "int32": "s32",
+    "uint64": "u64",
+    "int64": "s64",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float32_ftz": "f32",
+}
 
 # What an H200 fills with outside the tensor, as little-endian bytes of one element.
 _NAN_FILL = {
@@ -79,16 +115,92 @@ def store_tile(
     """
     place = _place(tmap, coords, smem, smem_addr, "TMA store")
     if min(coords) < 0:
-        raise EmulatorFault(
-            "tma_bad_coordinates",
-            f"TMA store at coordinates {tuple(coords)}: a negative one is an illegal instruction"
-            " on hardware (NVIDIA H200)",
-            coordinates=list(coords),
-        )
+        _negative("TMA store", coords)
     if place.count:
         tile = _read_swizzled(tmap, place, smem, smem_addr)
         _global_view(tmap, place, gmem, "TMA store", write=True)[...] = tile[place.inside]
     return tmap.tile_bytes
+
+
+def reduce_tile(
+    tmap: TensorMap,
+    coords: Sequence[int],
+    gmem: GlobalMemory,
+    smem: SharedMemory,
+    smem_addr: int,
+    op: str,
+) -> int:
+    """cp.reduce.async.bulk.tensor shared to global: `store_tile`, each element reduced into what
+    is there. Raises `UnsupportedPTX` for an operation that the map's element type lacks."""
+    place = _place(tmap, coords, smem, smem_addr, "TMA reduction")
+    if min(coords) < 0:
+        _negative("TMA reduction", coords)
+    kind = _REDUCED_AS.get(tmap.dtype, "")
+    if op in ("and", "or", "xor") and kind[:1] in "us":
+        kind = f"b{kind[1:]}"
+    _check_reduction(op, kind, "global")
+    if place.count:
+        tile = _read_swizzled(tmap, place, smem, smem_addr)
+        _reduce_into(
+            _global_view(tmap, place, gmem, "TMA reduction", write=True),
+            tile[place.inside],
+            op,
+            kind,
+        )
+    return tmap.tile_bytes
+
+
+def bulk_reduce(
+    smem: SharedMemory,
+    smem_addr: int,
+    to: GlobalMemory | SharedMemory,
+    to_addr: int,
+    nbytes: int,
+    op: str,
+    kind: str,
+) -> int:
+    """cp.reduce.async.bulk out of shared memory, to global memory or another CTA's."""
+    _check_bulk(to_addr, smem_addr, nbytes)
+    space = "global" if isinstance(to, GlobalMemory) else "shared"
+    _check_reduction(op, kind, space)
+    what = "bulk reduction"
+    new = smem.read_bytes(smem_addr, nbytes, what).copy()
+    old = to.read_bytes(to_addr, nbytes, what).copy()
+    _reduce_into(old, new, op, kind)
+    to.write_bytes(to_addr, old, what)
+    return nbytes
+
+
+def _reduce_into(view: NDArray[np.uint8], tile: NDArray[np.uint8], op: str, kind: str) -> None:
+    dtype = DTYPES[kind]
+    old = np.ascontiguousarray(view).view(dtype)
+    new = np.ascontiguousarray(tile).view(dtype)
+    out = reduction(op, kind, ftz=kind == "f32")(old, new)
+    view[...] = np.ascontiguousarray(out, dtype).view(np.uint8).reshape(view.shape)
+
+
+def _check_reduction(op: str, kind: str, space: str) -> None:
+    if kind not in _REDUCTIONS[space].get(op, ()):
+        raise UnsupportedPTX(f"bulk reduction .{op} of {kind or 'this type'} in {space} memory")
+
+
+def _negative(what: str, coords: Sequence[int]) -> NoReturn:
+    raise EmulatorFault(
+        "tma_bad_coordinates",
+        f"{what} at coordinates {tuple(coords)}: a negative one is an illegal instruction"
+        " on hardware (NVIDIA H200)",
+        coordinates=list(coords),
+    )
+
+
+def bulk_copy(
+    source: SharedMemory, source_addr: int, smem: SharedMemory, smem_addr: int, nbytes: int
+) -> int:
+    """cp.async.bulk from one CTA's shared memory to another's; returns the bytes it completes."""
+    _check_bulk(source_addr, smem_addr, nbytes)
+    data = source.read_bytes(source_addr, nbytes, "bulk copy from shared memory").copy()
+    smem.write_bytes(smem_addr, data, "bulk copy to shared memory")
+    return nbytes
 
 
 def bulk_load(

@@ -1,4 +1,4 @@
-"""Bulk asynchronous copies: TMA tiles, their groups and prefetches.
+"""Bulk asynchronous copies and reductions: TMA tiles and linear runs, their groups.
 
 PTX ISA 9.1 sections 9.7.9.25 and 9.7.9.27.
 """
@@ -10,13 +10,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..engines import tma
+from ..findings import EmulatorFault
 from ..ptx.ast import Imm, Mem
 from ..schedule import AsyncOp, BulkGroups
+from .pair import check_alive, destinations
 from .table import LANES, Binding, Handler, machine
 
 if TYPE_CHECKING:
     from ..state import Cta, Warp
-    from ..tensormap import TensorMap
+
+_QUALIFIERS = r"((?:\.(?:multicast::cluster|cta_group::[12]|L2::cache_hint))*)"
+_REDUCE = r"(add|min|max|inc|dec|and|or|xor)"
 
 
 def _tile(b: Binding, op: object):  # type: ignore[no-untyped-def]
@@ -28,83 +32,239 @@ def _tile(b: Binding, op: object):  # type: ignore[no-untyped-def]
     return base, lambda w, lane: tuple(c(w, lane) for c in coords)
 
 
+# -- into shared memory ---------------------------------------------------------------------------
+
+
 @machine(
-    r"cp\.async\.bulk\.tensor\.([1-5])d\.shared(?:::cta|::cluster)\.global(?:\.tile)?"
-    r"\.mbarrier::complete_tx::bytes(?:\.cta_group::[12])?(\.L2::cache_hint)?"
+    rf"cp\.async\.bulk\.tensor\.([1-5])d{_QUALIFIERS}\.shared(?:::cta|::cluster)\.global(?:\.tile)?"
+    rf"\.mbarrier::complete_tx::bytes{_QUALIFIERS}"
 )
 def tensor_load(b: Binding) -> Handler:
     """Global to shared memory; the barrier hears of the bytes when they have arrived."""
     target, tensor, barrier = b.ins.operands[:3]
     to, bar = b.address(target), b.address(barrier)
     base, coords = _tile(b, tensor)
+    targets = _targets(b)
 
     def run(w: Warp, mask: int) -> None:
         machine = w.cta.machine
         for lane in map(int, LANES[mask]):
-            tmap = machine.tensor_map(base(w, lane))
-            there, start = w.cta.locate(to(w, lane))
-            notified, at = w.cta.locate(bar(w, lane))
-            _issue_load(w, tmap, coords(w, lane), there, start, notified, at)
+            tmap, box = machine.tensor_map(base(w, lane)), coords(w, lane)
+            for there, start, notified, at in targets(w, lane, to(w, lane), bar(w, lane)):
+                effect = partial(tma.load_tile, tmap, box, machine.gmem, there.smem, start)
+                _issue_load(w, "TMA load", effect, there, start, tmap.tile_bytes, notified, at)
         machine.events += 1
 
     return run
 
 
+Target = tuple["Cta", int, "Cta", int]  # where the data goes, and the barrier that hears of it
+
+
+def _targets(b: Binding) -> Callable[[Warp, int, int, int], list[Target]]:
+    """Reader of a load's destinations f(warp, lane, address, barrier): one, or those of a multicast
+    mask; with ``.cta_group::2`` the barrier may be the pair peer's."""
+    pair = ".cta_group::2" in b.ins.op
+    policy = ".L2::cache_hint" in b.ins.op
+    linear = ".tensor." not in b.ins.op
+    if ".multicast::cluster" not in b.ins.op:
+
+        def one(w: Warp, lane: int, address: int, barrier: int) -> list[Target]:
+            there, start = w.cta.locate(address)
+            notified, at = w.cta.locate(barrier)
+            if notified is not there and (not pair or notified.rank != there.rank ^ 1):
+                _wrong_barrier(there, notified, pair)
+            check_alive(there, "an asynchronous copy to shared memory")
+            check_alive(notified, "an asynchronous copy to shared memory")
+            return [(there, start, notified, at)]
+
+        return one
+    operand = 3 + linear
+    if len(b.ins.operands) != operand + 1 + policy:
+        raise b.unsupported("a multicast copy needs its CTA mask")
+    ctas = b.scalar(b.ins.operands[operand])
+
+    def several(w: Warp, lane: int, address: int, barrier: int) -> list[Target]:
+        notified, at = w.cta.locate(barrier)
+        peers = w.cta.machine.ctas
+        out = []
+        for there, start in destinations(w, address, ctas(w, lane)):
+            rank = there.rank & ~1 | notified.rank & 1 if pair else there.rank
+            if rank >= len(peers):
+                _wrong_barrier(there, notified, pair)
+            check_alive(peers[rank], "an asynchronous copy to shared memory")
+            out.append((there, start, peers[rank], at))
+        return out
+
+    return several
+
+
+def _wrong_barrier(there: Cta, notified: Cta, pair: bool) -> None:
+    raise EmulatorFault(
+        "tma_barrier_elsewhere",
+        f"a copy into the shared memory of CTA {there.rank} with its mbarrier in CTA"
+        f" {notified.rank}: it must be in the same CTA"
+        + (" or its pair peer" if pair else " (or its pair peer, with .cta_group::2)"),
+        destination=there.rank,
+        barrier=notified.rank,
+    )
+
+
 def _issue_load(
     w: Warp,
-    tmap: TensorMap,
-    coords: tuple[int, ...],
+    what: str,
+    effect: Callable[[], Any],
     there: Cta,
     start: int,
+    nbytes: int,
     notified: Cta,
     at: int,
+    source: tuple[Cta, int] | None = None,
 ) -> None:
-    machine, nbytes = w.cta.machine, tmap.tile_bytes
+    """``source``: where in shared memory the data comes from, if it does."""
+    machine = w.cta.machine
     race = machine.race
-    engine = race.tma_load(w, there, start, nbytes) if race is not None else None
-
-    def effect() -> None:
-        tma.load_tile(tmap, coords, machine.gmem, there.smem, start)
+    engine = None
+    if race is not None:
+        engine = race.tma_load(w, there, start, nbytes)
+        if source is not None:
+            race.tma_read(w, engine, *source, nbytes)
+        race.barrier_used(w, notified, at, what)
 
     def complete() -> None:
         if race is not None and engine is not None:
             race.engine_arrive(engine, notified, at)
-        notified.mbarriers.complete_tx(at, nbytes, who="TMA")
+        notified.mbarriers.complete_tx(at, nbytes, who=what.split()[0])
 
-    machine.asyncs.issue(None, AsyncOp("TMA load", w, w.pc, effect, complete))
+    machine.asyncs.issue(None, AsyncOp(what, w, w.pc, effect, complete))
 
 
 @machine(
-    r"cp\.async\.bulk\.tensor\.([1-5])d\.global\.shared::cta(?:\.tile)?\.bulk_group"
-    r"(\.L2::cache_hint)?"
+    rf"cp\.async\.bulk\.shared(?:::cta|::cluster)\.global\.mbarrier::complete_tx::bytes{_QUALIFIERS}"
+)
+def linear_load(b: Binding) -> Handler:
+    target, source, size, barrier = b.ins.operands[:4]
+    to, start, count, bar = b.address(target), b.address(source), b.scalar(size), b.address(barrier)
+    targets = _targets(b)
+
+    def run(w: Warp, mask: int) -> None:
+        machine = w.cta.machine
+        for lane in map(int, LANES[mask]):
+            nbytes = count(w, lane)
+            for there, at, notified, key in targets(w, lane, to(w, lane), bar(w, lane)):
+                effect = partial(
+                    tma.bulk_load, machine.gmem, start(w, lane), there.smem, at, nbytes
+                )
+                _issue_load(w, "bulk copy", effect, there, at, nbytes, notified, key)
+        machine.events += 1
+
+    return run
+
+
+@machine(
+    r"cp(?:\.async|\.reduce\.async)\.bulk\.shared::cluster\.shared::cta"
+    rf"\.mbarrier::complete_tx::bytes(?:\.{_REDUCE}\.([busf]\d+))?"
+)
+def peer_copy(b: Binding) -> Handler:
+    """From the CTA's own shared memory to that of another CTA of the cluster."""
+    reduces = b.match[1] is not None
+    if reduces != b.ins.op.startswith("cp.reduce"):
+        raise b.unsupported("cp.reduce has an operation, cp.async has none")
+    op, kind = b.match[1], b.match[2]
+    target, source, size, barrier = b.ins.operands
+    to, start, count, bar = b.address(target), b.address(source), b.scalar(size), b.address(barrier)
+    targets = _targets(b)
+
+    def run(w: Warp, mask: int) -> None:
+        for lane in map(int, LANES[mask]):
+            nbytes = count(w, lane)
+            own, first = w.cta.locate(start(w, lane))
+            if own is not w.cta:
+                raise EmulatorFault(
+                    "cluster_address", "the source of a .shared::cta copy is in another CTA"
+                )
+            for there, at, notified, key in targets(w, lane, to(w, lane), bar(w, lane)):
+                ends = (own.smem, first, there.smem, at, nbytes)
+                effect = partial(tma.bulk_reduce, *ends, op, kind) if reduces else None
+                effect = effect or partial(tma.bulk_copy, *ends)
+                what = "bulk reduction" if reduces else "bulk copy"
+                _issue_load(w, what, effect, there, at, nbytes, notified, key, (own, first))
+        w.cta.machine.events += 1
+
+    return run
+
+
+# -- out of shared memory -------------------------------------------------------------------------
+
+
+@machine(
+    rf"cp(\.reduce)?\.async\.bulk\.tensor\.([1-5])d\.global\.shared::cta(?:\.{_REDUCE})?(?:\.tile)?"
+    r"\.bulk_group(?:\.L2::cache_hint)?"
 )
 def tensor_store(b: Binding) -> Handler:
     """Shared to global memory, in the issuing thread's open bulk group."""
+    op = b.match[3]
+    if (op is None) != (b.match[1] is None):
+        raise b.unsupported("cp.reduce has an operation, cp.async has none")
     tensor, source = b.ins.operands[:2]
     start = b.address(source)
     base, coords = _tile(b, tensor)
+    what = "TMA store" if op is None else "TMA reduction"
 
     def run(w: Warp, mask: int) -> None:
         machine = w.cta.machine
         for lane in map(int, LANES[mask]):
             tmap, box = machine.tensor_map(base(w, lane)), coords(w, lane)
             cta, at = w.cta.locate(start(w, lane))
-            effect = partial(tma.store_tile, tmap, box, machine.gmem, cta.smem, at)
-            _issue_store(w, lane, effect, cta, at, tmap.tile_bytes)
+            place = (tmap, box, machine.gmem, cta.smem, at)
+            store = partial(tma.store_tile, *place)
+            effect = store if op is None else partial(tma.reduce_tile, *place, op)
+            _issue_store(w, lane, what, effect, cta, at, tmap.tile_bytes)
+        machine.events += 1
+
+    return run
+
+
+@machine(
+    rf"cp(\.reduce)?\.async\.bulk\.global\.shared::cta\.bulk_group(?:\.L2::cache_hint)?"
+    rf"(?:\.{_REDUCE}(\.noftz)?\.([busf]\d+|bf16))?"
+)
+def linear_store(b: Binding) -> Handler:
+    op, kind = b.match[2], b.match[4]
+    if (op is None) != (b.match[1] is None):
+        raise b.unsupported("cp.reduce has an operation, cp.async has none")
+    if op == "add" and (b.match[3] is not None) != (kind in ("f16", "bf16")):
+        raise b.unsupported(".noftz belongs to .add of .f16 and .bf16")
+    target, source, size = b.ins.operands[:3]
+    to, start, count = b.address(target), b.address(source), b.scalar(size)
+    what = "bulk store" if op is None else "bulk reduction"
+
+    def run(w: Warp, mask: int) -> None:
+        machine = w.cta.machine
+        for lane in map(int, LANES[mask]):
+            cta, at = w.cta.locate(start(w, lane))
+            nbytes = count(w, lane)
+            ends = (cta.smem, at, machine.gmem, to(w, lane), nbytes)
+            store = partial(tma.bulk_store, *ends)
+            effect = store if op is None else partial(tma.bulk_reduce, *ends, op, kind)
+            _issue_store(w, lane, what, effect, cta, at, nbytes)
         machine.events += 1
 
     return run
 
 
 def _issue_store(
-    w: Warp, lane: int, effect: Callable[[], Any], cta: Cta, at: int, nbytes: int
+    w: Warp, lane: int, what: str, effect: Callable[[], Any], cta: Cta, at: int, nbytes: int
 ) -> None:
     machine = w.cta.machine
     engine = machine.race.tma_store(w, cta, at, nbytes) if machine.race is not None else None
-    op = AsyncOp("TMA store", w, w.pc, effect)
+    op = AsyncOp(what, w, w.pc, effect)
     clock = engine.clock if engine is not None else 0
     w.bulk.setdefault(lane, BulkGroups()).open.append((op, engine, clock))
     machine.asyncs.issue(("bulk", w, lane), op)
+
+
+# -- groups, prefetches, policies -----------------------------------------------------------------
 
 
 @machine(r"cp\.async\.bulk\.commit_group")
@@ -141,7 +301,16 @@ def wait_group(b: Binding) -> Handler:
     return run
 
 
-@machine(r"createpolicy\.fractional\.L2::\w+(?:\.L2::\w+)?\.b64")
+@machine(
+    r"cp\.async\.bulk\.prefetch(?:\.tensor\.[1-5]d)?\.L2\.global(?:\.tile)?(?:\.L2::cache_hint)?|"
+    r"(?:prefetch|prefetchu|applypriority)(?:\.global)?\.L[12](?:::\w+)*"
+)
+def prefetch(b: Binding) -> Handler:
+    """Prefetches are hints; the emulator has no cache."""
+    return lambda w, mask: None
+
+
+@machine(r"createpolicy\.(?:fractional|range)(?:\.global)?(?:\.L2::\w+){1,2}\.b64")
 def createpolicy(b: Binding) -> Handler:
     """Cache policies are hints; the emulator has no cache."""
     row = b.row(b.ins.operands[0], "b64")

@@ -97,14 +97,16 @@ class Binding:
         )
 
     def scalar(self, op: Operand) -> Callable[[Warp, int], int]:
-        """Reader of one lane's 32- or 64-bit operand: f(warp, lane) -> int (unsigned)."""
+        """Reader of one lane's 16-, 32- or 64-bit operand: f(warp, lane) -> int (unsigned)."""
         if isinstance(op, Sym):
             at = self.constant(op)
             return lambda w, lane: at + w.cta.window
         if isinstance(op, Imm):
             value = op.value
             return lambda w, lane: value
-        row = self.row(op, "b32", "b64")
+        row = self.row(op, "b16", "b32", "b64")
+        if isinstance(op, Reg) and op.kind == "b16":
+            return lambda w, lane: int(w.r16[row, lane])
         if isinstance(op, Reg) and op.kind == "b64":
             return lambda w, lane: int(w.r32[row, lane]) | int(w.r32[row + 1, lane]) << 32
         return lambda w, lane: int(w.r32[row, lane])

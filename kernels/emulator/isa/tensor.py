@@ -15,53 +15,11 @@ from ..findings import EmulatorFault
 from ..ptx.ast import Imm, Mem, Vec
 from ..registers import POISON
 from ..schedule import AsyncOp, PendingLoad
-from .table import LANES, Binding, Handler, Wait, first_lane, machine
+from .pair import check_alive, destinations, group_of
+from .table import LANES, Binding, Handler, machine
 
 if TYPE_CHECKING:
     from ..state import Cta, Warp
-
-
-@machine(r"tcgen05\.alloc\.cta_group::1\.sync\.aligned\.shared(?:::cta)?\.b32", converged=True)
-def alloc(b: Binding) -> Handler:
-    """Writes the address of the new columns to shared memory; blocks while there is no room."""
-    to, count = b.address(b.ins.operands[0]), b.scalar(b.ins.operands[1])
-
-    def run(w: Warp, mask: int) -> Wait | None:
-        lane, cta, race = first_lane(mask), w.cta, w.cta.machine.race
-        columns = count(w, lane)
-        column = cta.tmem.alloc(columns)
-        if column is None:
-            detail = (("barrier", "Tensor Memory"), ("waits_for", f"{columns} columns"))
-            return Wait(("tmem",), f"tcgen05.alloc of {columns} columns", detail=detail)
-        at = np.array([to(w, lane) - cta.window], np.int64)
-        if race is not None:
-            race.tmem_allocated(cta, column, columns)
-            race.smem(w, cta, at, 4, write=True)
-        cta.smem.store(at, np.array([[column]], np.uint32).view(np.uint8))
-        cta.machine.events += 1
-        return None
-
-    return run
-
-
-@machine(r"tcgen05\.dealloc\.cta_group::1\.sync\.aligned\.b32", converged=True)
-def dealloc(b: Binding) -> Handler:
-    where, count = b.scalar(b.ins.operands[0]), b.scalar(b.ins.operands[1])
-
-    def run(w: Warp, mask: int) -> None:
-        lane, cta, race = first_lane(mask), w.cta, w.cta.machine.race
-        at, columns = where(w, lane), count(w, lane)
-        cta.tmem.dealloc(at, columns)
-        if race is not None:
-            race.tmem_freed(w, cta, at & 0xFFFF, columns)
-        cta.machine.wake(("tmem",), cta)
-
-    return run
-
-
-@machine(r"tcgen05\.relinquish_alloc_permit\.cta_group::1\.sync\.aligned", converged=True)
-def relinquish(b: Binding) -> Handler:
-    return lambda w, mask: w.cta.tmem.relinquish()
 
 
 @machine(r"tcgen05\.wait::(ld|st)\.sync\.aligned", converged=True)
@@ -183,7 +141,7 @@ def _split(b: Binding, k: int) -> int | None:
 _COLLECTOR = r"(?:\.collector::a::(?:fill|use|lastuse|discard))?"
 
 
-@machine(rf"tcgen05\.mma\.cta_group::1\.kind::(f16|tf32){_COLLECTOR}")
+@machine(rf"tcgen05\.mma\.cta_group::([12])\.kind::(f16|tf32){_COLLECTOR}")
 def mma(b: Binding) -> Handler:
     """D = A B (+ D): A from shared memory (a descriptor) or Tensor Memory (an address)."""
     d, a, b_desc, idesc, *rest = b.ins.operands
@@ -199,11 +157,11 @@ def mma(b: Binding) -> Handler:
     read_a = b.address(a) if in_tmem else b.scalar(a)
     read_b, read_i = b.scalar(b_desc), b.scalar(idesc)
     read_lanes = [b.scalar(x) for x in disable.items] if disable is not None else None
-    kind = b.match[1]
+    group, kind = int(b.match[1]), b.match[2]
 
     def run(w: Warp, mask: int) -> None:
-        cta, accumulate = w.cta, enable(w)
-        machine = cta.machine
+        accumulate, machine = enable(w), w.cta.machine
+        ctas = group_of(w, group)
         for lane in map(int, LANES[mask]):
             off = tuple(x(w, lane) for x in read_lanes) if read_lanes is not None else None
             operands = (read_i(w, lane), read_a(w, lane), read_b(w, lane), read_d(w, lane))
@@ -215,29 +173,43 @@ def mma(b: Binding) -> Handler:
                 "scale_d": scale_d,
             }
             if machine.race is not None:
-                _note_mma(w, cta, operands, in_tmem, kind)
+                _note_mma(w, ctas, operands, in_tmem, kind)
+            effect = partial(_multiply, ctas, operands, options)
             if machine.asyncs.at_once:
-                tensorcore.mma(*operands, cta.smem, cta.tmem, **options)
+                effect()
                 continue
-            effect = partial(tensorcore.mma, *operands, cta.smem, cta.tmem, **options)
-            machine.asyncs.issue(("tensor core", cta.rank), AsyncOp("MMA", w, w.pc, effect))
+            machine.asyncs.issue(("tensor core", w.cta.rank), AsyncOp("MMA", w, w.pc, effect))
         machine.events += 1
 
     return run
 
 
+Operands = tuple[int, int, int, int]  # instruction descriptor, A, B, D
+
+
+def _multiply(ctas: tuple[Cta, ...], operands: Operands, options: dict[str, Any]) -> None:
+    if len(ctas) == 1:
+        tensorcore.mma(*operands, ctas[0].smem, ctas[0].tmem, **options)
+        return
+    even, odd = ctas
+    tensorcore.mma_pair(*operands, (even.smem, odd.smem), (even.tmem, odd.tmem), **options)
+
+
 def _note_mma(
-    w: Warp, cta: Cta, operands: tuple[int, int, int, int], a_in_tmem: bool, kind: str
+    w: Warp, ctas: tuple[Cta, ...], operands: Operands, a_in_tmem: bool, kind: str
 ) -> None:
-    """Tells the race detector which cells the MMA touches."""
+    """Tells the race detector which cells the MMA touches, in each CTA."""
     idesc, a, b_desc, d = operands
-    inst = InstrDescriptor.decode(idesc, kind, 1)
-    cells = [("B", operand_cells(b_desc, inst.n, inst.b_mn_major))]
+    inst = InstrDescriptor.decode(idesc, kind, len(ctas))
+    rows_a, rows_b = inst.m // len(ctas), inst.n // len(ctas)
+    cells = [("B", operand_cells(b_desc, rows_b, inst.b_mn_major))]
     if not a_in_tmem:
-        cells.append(("A", operand_cells(a, inst.m, inst.a_mn_major)))
+        cells.append(("A", operand_cells(a, rows_a, inst.a_mn_major)))
     reads = [(a & 0xFFFF, 8)] if a_in_tmem else []
-    assert cta.machine.race is not None
-    cta.machine.race.mma(w, cta, cells, reads, (d & 0xFFFF, inst.n), (0, 1, 2, 3))
+    columns = inst.n // 2 if len(ctas) == 2 and inst.m == 128 else inst.n
+    race = w.cta.machine.race
+    assert race is not None
+    race.mma(w, ctas, cells, reads, (d & 0xFFFF, columns), (0, 1, 2, 3))
 
 
 @lru_cache(maxsize=4096)
@@ -247,25 +219,39 @@ def operand_cells(descriptor: int, rows: int, mn_major: bool) -> NDArray[np.int6
     return np.sort((chunks * 4 + np.arange(4)).reshape(-1))
 
 
-@machine(r"tcgen05\.commit\.cta_group::1\.mbarrier::arrive::one(?:\.shared::cluster)?\.b64")
+@machine(
+    r"tcgen05\.commit\.cta_group::([12])\.mbarrier::arrive::one(?:\.shared::cluster)?"
+    r"(\.multicast::cluster)?\.b64"
+)
 def commit(b: Binding) -> Handler:
-    """The barrier hears when all MMAs that the thread issued before are complete."""
-    operand = b.ins.operands[0]
+    """The barriers hear when all MMAs that the thread issued before are complete: one barrier, or
+    those at the same place in every CTA of a mask."""
+    operand, group = b.ins.operands[0], int(b.match[1])
     bar = b.address(operand) if isinstance(operand, Mem) else b.scalar(operand)
+    multicast = b.scalar(b.ins.operands[1]) if b.match[2] else None
 
     def run(w: Warp, mask: int) -> None:
         machine, race = w.cta.machine, w.cta.machine.race
+        group_of(w, group)
         for lane in map(int, LANES[mask]):
-            cta, at = w.cta.locate(bar(w, lane))
-            bundle = race.commit(w, cta, at) if race is not None else None
-
-            def complete(cta: Cta = cta, at: int = at, bundle: Any = bundle) -> None:
-                if race is not None:
-                    race.bundle_arrive(bundle, cta, at)
-                cta.mbarriers.arrive(at, who="tensor core")
-
+            address = bar(w, lane)
+            if multicast is None:
+                notified = [w.cta.locate(address)]
+            else:
+                notified = destinations(w, address, multicast(w, lane))
+            bundles = [race.commit(w, cta, at) for cta, at in notified] if race is not None else []
+            complete = partial(_complete, w, notified, bundles)
             op = AsyncOp("tcgen05.commit", w, w.pc, None, complete)
             machine.asyncs.issue(("tensor core", w.cta.rank), op)
         machine.events += 1
 
     return run
+
+
+def _complete(w: Warp, notified: list[tuple[Cta, int]], bundles: list[Any]) -> None:
+    race = w.cta.machine.race
+    for k, (cta, at) in enumerate(notified):
+        check_alive(cta, "tcgen05.commit signals an mbarrier")
+        if race is not None:
+            race.bundle_arrive(bundles[k], cta, at)
+        cta.mbarriers.arrive(at, who="tensor core")

@@ -6,6 +6,7 @@ blocked, as it would be on hardware until another allocation is freed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -66,6 +67,11 @@ class TensorMemory:
         Raises tmem_alloc_bad_size (not a power of two in [32, 512], or more than the CTA's last
         allocation) and tmem_alloc_after_relinquish.
         """
+        self.check_alloc(ncols)
+        return self.take(ncols, self.room(ncols))
+
+    def check_alloc(self, ncols: int) -> None:
+        """Raise unless the CTA may ask for ``ncols`` columns; see `alloc`."""
         if self._relinquished:
             raise EmulatorFault(
                 "tmem_alloc_after_relinquish",
@@ -90,14 +96,23 @@ class TensorMemory:
                 columns=ncols,
                 previous=self._last_alloc_columns,
             )
+
+    def room(self, ncols: int) -> list[int]:
+        """First columns where ``ncols`` columns are free, lowest first."""
         units = ncols // ALLOC_UNIT_COLUMNS
-        for first in range(COLUMNS // ALLOC_UNIT_COLUMNS - units + 1):
-            mask = (1 << units) - 1 << first
-            if not self._allocated_units & mask:
-                break
-        else:
+        mask = (1 << units) - 1
+        return [
+            first * ALLOC_UNIT_COLUMNS
+            for first in range(COLUMNS // ALLOC_UNIT_COLUMNS - units + 1)
+            if not self._allocated_units & mask << first
+        ]
+
+    def take(self, ncols: int, columns: Sequence[int]) -> int | None:
+        """Allocate at the first of ``columns``; None where there is none."""
+        if not columns:
             return None
-        column = first * ALLOC_UNIT_COLUMNS
+        column = columns[0]
+        mask = (1 << ncols // ALLOC_UNIT_COLUMNS) - 1 << column // ALLOC_UNIT_COLUMNS
         self._allocated_units |= mask
         self._ever_units |= mask
         self._allocations[column] = ncols

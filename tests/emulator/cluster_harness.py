@@ -1,0 +1,100 @@
+"""Launches whole PTX entries, clusters and tensor maps included, on the machine.
+
+    ran = launch(text, [a, out, tmap], threads=128, grid=2, cluster=2, visibility="late")
+
+A parameter is an array (its address is passed, its memory registered), a `TensorMap`, or bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kernels.emulator.findings import Finding
+from kernels.emulator.gpus import GPUS
+from kernels.emulator.host_runtime import Launch
+from kernels.emulator.machine import LaunchResult, run_launch
+from kernels.emulator.memory import GlobalMemory
+from kernels.emulator.schedule import POLICIES, VISIBILITIES, Options
+from kernels.emulator.tensormap import TensorMap
+
+WAYS = [{"schedule": s, "visibility": v} for s, v in product(POLICIES, VISIBILITIES)]
+HEADER = ".version 9.1\n.target {target}\n.address_size 64\n"
+every_way = pytest.mark.parametrize("way", WAYS, ids=lambda w: f"{w['schedule']}-{w['visibility']}")
+Parameter = NDArray[Any] | TensorMap | bytes
+
+
+def module(params: str, body: str, *, shared: int = 0, target: str = "sm_100a") -> str:
+    """One entry ``k``. ``params``: names; one that starts with ``map`` is a tensor map. ``shared``:
+    bytes of a shared array ``smem``, aligned to 1024."""
+    declared = ", ".join(
+        f".param .align 64 .b8 {name}[128]" if name.startswith("map") else f".param .b64 {name}"
+        for name in params.split()
+    )
+    array = f".shared .align 1024 .b8 smem[{shared}];" if shared else ""
+    return f"{HEADER.format(target=target)}.visible .entry k({declared})\n{{\n{array}\n{body}\nret;\n}}"
+
+
+def _raw(parameter: Parameter) -> bytes:
+    if isinstance(parameter, TensorMap):
+        return parameter.encode()
+    if isinstance(parameter, bytes):
+        return parameter
+    return int(parameter.ctypes.data).to_bytes(8, "little")
+
+
+def launch(
+    text: str,
+    params: Sequence[Parameter],
+    *,
+    memory: Sequence[NDArray[Any]] = (),
+    threads: int = 32,
+    grid: int | tuple[int, int, int] = 1,
+    cluster: int = 1,
+    smem_bytes: int = 0,
+    gpu: str = "b200",
+    roles: dict[int, str] | None = None,
+    **options: Any,
+) -> LaunchResult:
+    """``memory``: arrays behind tensor maps."""
+    space = GlobalMemory()
+    for k, array in enumerate([*params, *memory]):
+        if isinstance(array, np.ndarray):
+            space.add_array(array, f"array {k}")
+    shape = (grid, 1, 1) if isinstance(grid, int) else grid
+    what = Launch(
+        "k",
+        shape,
+        (threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        smem_bytes=smem_bytes,
+        params=tuple(_raw(p) for p in params),
+    )
+    return run_launch(
+        text,
+        what,
+        GPUS[gpu],
+        space,
+        max_instructions=5_000_000,
+        roles=roles,
+        options=Options(**options),
+    )
+
+
+def code_of(ran: LaunchResult) -> str:
+    """The finding's code, or ``ok``."""
+    return ran.findings[0].code if ran.findings else "ok"
+
+
+def clean(ran: LaunchResult) -> LaunchResult:
+    assert not ran.findings, describe(ran.findings[0])
+    return ran
+
+
+def describe(finding: Finding) -> str:
+    return f"{finding}\n{finding.details}"
