@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from kernels.emulator.gpus import GpuModel, gpu_model
 from kernels.emulator.host_runtime import (
@@ -189,15 +189,25 @@ class HostArguments:
         if isinstance(arg, (bool, int, float, Numeric)):
             return arg, ("scalar", type(arg))
         if isinstance(arg, (list, tuple)):
-            pairs = [self._convert_value(item, f"{name}[{i}]") for i, item in enumerate(arg)]
-            values, keys = [value for value, _ in pairs], tuple(key for _, key in pairs)
-            # A NamedTuple is made from its fields, other sequences from one iterable.
-            make = getattr(type(arg), "_make", type(arg))
-            return make(values), (type(arg), *keys)
+            return self._convert_sequence(arg, name)
         if is_dataclass(arg) and not isinstance(arg, type):
             return self._convert_dataclass(arg, name)
         cache_key = getattr(arg, "__cache_key__", None)
         return arg, ("object", type(arg), _hashable(arg) if cache_key is None else cache_key)
+
+    def _convert_sequence(self, arg: Any, name: str) -> tuple[Any, Any]:
+        """A list, tuple or NamedTuple of converted items."""
+        constexpr = _constexpr_items(type(arg))
+        values, keys = [], []
+        for index, item in enumerate(arg):
+            if index in constexpr:
+                value, key = item, ("constexpr", _hashable(item))
+            else:
+                value, key = self._convert_value(item, f"{name}[{index}]")
+            values.append(value)
+            keys.append(key)
+        # A NamedTuple is made from its fields, other sequences from one iterable.
+        return getattr(type(arg), "_make", type(arg))(values), (type(arg), *keys)
 
     def _convert_dataclass(self, arg: Any, name: str) -> tuple[Any, Any]:
         """A copy whose tensors are converted; compile-time fields count by value in the key."""
@@ -214,6 +224,19 @@ class HostArguments:
             if value is not item:
                 object.__setattr__(converted, field.name, value)  # also where it is frozen
         return converted, (type(arg), *keys)
+
+
+def _constexpr_items(kind: type) -> frozenset[int]:
+    """Indices of a NamedTuple's compile-time fields; empty for other sequences."""
+    from cutlass.base_dsl.runtime.jit_arg_adapters import is_arg_annotation_constexpr
+
+    names = getattr(kind, "_fields", ())
+    hints = get_type_hints(kind) if names else {}
+    return frozenset(
+        index
+        for index, name in enumerate(names)
+        if is_arg_annotation_constexpr(hints.get(name), name, 1, None)
+    )
 
 
 def _with_stream(signature: inspect.Signature, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -125,6 +125,22 @@ def test_label_of_the_enclosing_scope() -> None:
     assert entry.labels[jump.operands[0].name] == 2
 
 
+def test_registers_of_vector_type() -> None:
+    """quack's cluster-wide tile scheduler stores one from inline assembly."""
+    write, store = body_of(
+        ".reg .b32 %r<3>; { .reg .v4 .s32 v; mov.s32 v.z, %r1; st.shared.v4.s32 [%r2], v; }"
+    )
+    assert isinstance(store.operands[1], Vec)
+    elements = [item.name for item in store.operands[1].items]
+    assert [name.split("@")[0] for name in elements] == ["v.x", "v.y", "v.z", "v.w"]
+    assert write.operands[0].name == elements[2]
+
+
+def test_colours_name_the_elements_too() -> None:
+    red, alpha = body_of(".reg .v2 .b32 v; mov.b32 v.r, 1; mov.b32 v.g, 2;")
+    assert [ins.operands[0].name for ins in (red, alpha)] == ["v.x", "v.y"]
+
+
 def test_register_ranges_with_digits_in_the_prefix() -> None:
     a, b = body_of(".reg .b32 %r<12>; .reg .b64 %r1<3>; mov.b32 %r11, 0; mov.b64 %r12, 0;")
     assert (a.operands[0].kind, b.operands[0].kind) == ("b32", "b64")
@@ -212,6 +228,8 @@ def test_entries_parameters_and_shared_variables() -> None:
         ("@%p1 ret;", 1, "not a predicate"),
         ("L: ret;\nL: ret;", 2, "defined twice"),
         (".reg .b32 a;\n.reg .b64 a;", 2, "declared twice"),
+        (".reg .v2 .b32 a;\n.reg .v4 .b32 a;", 2, "declared twice"),
+        (".reg .v2 .b32 a;\nmov.b32 a.z, 0;", 2, "not understood"),
         (".reg .b32 %r1;\nmov.b32 %r1, 0f3F8;", 2, "'0f3F8' is not understood"),
         (".reg .b32 %r1;\nmov.b32 %r1, 09;", 2, "'09' is not understood"),
         (".reg .b32 %r1;\nld.shared.b32 %r1, [%r1+x];", 2, "is not understood"),

@@ -37,7 +37,7 @@ _TYPE_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
 _IDENT = r"[A-Za-z_$%][A-Za-z0-9_$]*"
 _RE_SPACE = re.compile(r"\s*")
 _RE_LABEL = re.compile(rf"({_IDENT})\s*:(?!:)")
-_RE_REG = re.compile(r"\.reg\s+\.(\w+)\s+(.*)$", re.S)
+_RE_REG = re.compile(r"\.reg\s+(?:\.v([24])\s+)?\.(\w+)\s+(.*)$", re.S)
 _RE_REG_RANGE = re.compile(rf"^({_IDENT})<(\d+)>$")
 _RE_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)")
 _RE_FILE = re.compile(r'\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"')
@@ -73,6 +73,7 @@ class _Scope:
     suffix: str
     regs: dict[str, tuple[str, str]] = field(default_factory=dict)  # name -> (unique, kind)
     ranges: dict[str, tuple[int, str]] = field(default_factory=dict)  # prefix -> (count, kind)
+    vectors: dict[str, Vec] = field(default_factory=dict)  # registers of vector type
     labels: set[str] = field(default_factory=set)
 
 
@@ -317,11 +318,13 @@ class _Parser:
             return
         statement = raw.strip()
         if m := _RE_REG.match(statement):
-            kind = m[1] if m[1] == "pred" else "b" + m[1].lstrip("busf")
+            kind = m[2] if m[2] == "pred" else "b" + m[2].lstrip("busf")
             if kind not in ("pred", "b8", "b16", "b32", "b64", "b128"):
-                raise self.unsupported(pos, f"register type .{m[1]} is not modelled")
-            for item in _split_top(m[2]):
-                if r := _RE_REG_RANGE.match(item):
+                raise self.unsupported(pos, f"register type .{m[2]} is not modelled")
+            for item in _split_top(m[3]):
+                if m[1]:
+                    self.declare_vector(pos, item, kind, int(m[1]))
+                elif r := _RE_REG_RANGE.match(item):
                     self.scopes[-1].ranges[r[1]] = (int(r[2]), kind)
                 else:
                     self.declare(pos, item, kind)
@@ -342,6 +345,21 @@ class _Parser:
         scope.regs[name] = (unique, kind)
         self.entry.registers[unique] = kind
         return unique
+
+    def declare_vector(self, pos: int, name: str, kind: str, count: int) -> None:
+        """A register of vector type is its elements, which .x .y .z .w or .r .g .b .a name
+        (PTX ISA 9.1 section 6.4.3)."""
+        if name in self.scopes[-1].vectors or not re.fullmatch(_IDENT, name):
+            raise self.error(pos, f"register {name!r} is declared twice, or is not a name")
+        scope = self.scopes[-1]
+        elements = []
+        for position, colour in list(zip("xyzw", "rgba", strict=True))[:count]:
+            unique = f"{name}.{position}{scope.suffix}"
+            scope.regs[f"{name}.{position}"] = scope.regs[f"{name}.{colour}"] = (unique, kind)
+            assert self.entry is not None
+            self.entry.registers[unique] = kind
+            elements.append(Reg(unique, kind))
+        scope.vectors[name] = Vec(tuple(elements))
 
     def register(self, name: str, pos: int, negated: bool = False) -> Reg | None:
         for scope in reversed(self.scopes):
@@ -397,9 +415,15 @@ class _Parser:
             return RegPair(self.operand(first.strip(), pos), self.operand(second.strip(), pos))
         if branch:
             return Label(self.unique_label(item, pos))
+        for scope in reversed(self.scopes):
+            if item in scope.vectors:
+                return scope.vectors[item]
         return self.scalar(item, pos)
 
     def scalar(self, item: str, pos: int) -> Reg | Special | Imm | Sym:
+        for scope in reversed(self.scopes):  # what most operands are
+            if item in scope.regs:
+                return Reg(*scope.regs[item])
         negated = item.startswith("!")
         name = item.lstrip("!").strip()
         if _RE_INT.match(item):
