@@ -37,7 +37,8 @@ def module(params: str, body: str, *, shared: int = 0, target: str = "sm_100a") 
         for name in params.split()
     )
     array = f".shared .align 1024 .b8 smem[{shared}];" if shared else ""
-    return f"{HEADER.format(target=target)}.visible .entry k({declared})\n{{\n{array}\n{body}\nret;\n}}"
+    head = f"{HEADER.format(target=target)}.visible .entry k({declared})"
+    return f"{head}\n{{\n{array}\n{body}\nret;\n}}"
 
 
 def _raw(parameter: Parameter) -> bytes:

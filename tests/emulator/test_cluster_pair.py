@@ -123,16 +123,19 @@ MULTICAST = ".multicast::cluster.b64 [%bar], %mask"
         (BODY.replace("WAIT:", "bra GO; WAIT:").replace("bra WAIT;", "bra WAIT; GO:"), "tmem_"),
         (BODY.replace("cta_group::2.kind", "cta_group::1.kind"), "tcgen05_mixed_cta_group"),
         (BODY.replace("b32 %tm, 64;", "b32 %tm, 32;"), "tmem_dealloc_mismatch"),
-        (
-            BODY.replace("setp.ge.u32 %p, %t, 32;", "add.u32 %x0, %t, %rank; setp.ge.u32 %p, %x0, 1;")
-            .replace("setp.ge.u32 %p, %x0, 1;", "mad.lo.u32 %x0, %rank, 64, %t; setp.ge.u32 %p, %x0, 32;"),
-            "deadlock",  # only the even CTA frees
-        ),
     ],
 )  # fmt: skip
 def test_a_piece_is_missing(body: str, code: str) -> None:
     found = code_of(run(body)[0])
     assert found.startswith(code), found
+
+
+def test_both_must_free() -> None:
+    last = "setp.ge.u32 %p, %t, 32;"
+    ran, _, _ = run(
+        BODY.replace(last, f"mad.lo.u32 %x0, %rank, 64, %t; {last.replace('%t', '%x0')}")
+    )
+    assert code_of(ran) in ("deadlock", "cluster_cta_exited")
 
 
 def test_an_early_wait_gives_wrong_numbers_when_late() -> None:
