@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .findings import UnsupportedPTX
-from .native import BlockBuilder, compile_blocks, find
+from .native import BlockBuilder, compile_blocks, find, find_collective
 from .ptx.ast import Entry, Instr, Label, Mem, Module, Operand, Reg, RegPair, Special, Vec
 from .registers import RegisterFile
 
@@ -40,6 +40,7 @@ class Segment:
     count: int = 0
     converged: bool = False  # needs every live lane of the warp
     leaves: bool = False  # ret or exit
+    syncs: bool = False  # native, with a bar.warp.sync of the whole warp in it
     ld_uses: frozenset[int] = frozenset()  # tcgen05.ld segments whose results it computes with
     ld_touches: frozenset[int] = frozenset()  # and those whose registers it names at all
 
@@ -141,7 +142,7 @@ def cut(entry: Entry) -> list[Segment]:
             block.append(ins)
             close()
             segments[-1].branch = "always" if ins.guard is None else "conditional"
-        elif find(ins.op) is not None:
+        elif find(ins.op) is not None or find_collective(ins) is not None:
             block.append(ins)
         else:
             close()
@@ -152,6 +153,10 @@ def cut(entry: Entry) -> list[Segment]:
     for segment in segments:
         segment.count = len(segment.instrs)
         segment.leaves = segment.instrs[-1].op in ("ret", "exit")
+        segment.converged = segment.native and any(
+            find_collective(ins) is not None for ins in segment.instrs
+        )
+        segment.syncs = segment.native and any(i.op == "bar.warp.sync" for i in segment.instrs)
         if segment.branch != "none":
             label = segment.instrs[-1].operands[0]
             assert isinstance(label, Label)
@@ -398,10 +403,13 @@ def _generate(program: Program, flow: Flow) -> None:
                 taken = block.p(ins.guard) if ins.guard is not None else None
                 continue
             block.guard = block.p(ins.guard) if ins.guard is not None else None
-            found = find(ins.op)
-            assert found is not None
+            found, together = find(ins.op), find_collective(ins)
             try:
-                found[0](block, ins, found[1])
+                if found is not None:
+                    found[0](block, ins, found[1])
+                else:
+                    assert together is not None
+                    together(block, ins)
             except (ValueError, KeyError, AssertionError, AttributeError) as error:
                 if isinstance(error, UnsupportedPTX):
                     raise

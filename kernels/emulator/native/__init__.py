@@ -2,7 +2,8 @@
 
 from . import convert, floating, integer  # noqa: F401  (they fill the table)
 from .builder import BlockBuilder
+from .collective import find_collective
 from .jit import NativeModule, compile_blocks
 from .table import find
 
-__all__ = ["BlockBuilder", "NativeModule", "compile_blocks", "find"]
+__all__ = ["BlockBuilder", "NativeModule", "compile_blocks", "find", "find_collective"]
