@@ -1,0 +1,171 @@
+"""What the cycle model knows of an SM: rates from the GPU's entry, latencies with their sources."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+
+from kernels.emulator.records import MmaForm, OpClass
+from roofline.errors import RooflineError
+from roofline.gpus import TAGS, Gpu, Quantity
+from roofline.intervals import COMPLETION_CYCLES, Mma
+
+SUB_PARTITIONS = 4  # of an SM; a warp stays in that of its index modulo 4
+WARP = 32
+_DATA = Path(__file__).with_name("cycle_model.toml")
+
+#: Pipes of a sub-partition; every instruction takes an issue slot besides.
+PIPES = ("FMA", "ALU", "MUFU", "CVT", "LSU", "TMEM", "none")
+FMA, ALU, MUFU, CVT, LSU, TMEM, NO_PIPE = range(len(PIPES))
+PIPE_OF: Mapping[OpClass, int] = {
+    OpClass.FMA: FMA,
+    OpClass.IMAD: FMA,
+    OpClass.ALU: ALU,
+    OpClass.PREDICATE: ALU,
+    OpClass.VOTE: ALU,
+    OpClass.LONG: ALU,
+    OpClass.MUFU: MUFU,
+    OpClass.CVT: CVT,
+    OpClass.SHUFFLE: LSU,
+    OpClass.SMEM: LSU,
+    OpClass.GLOBAL: LSU,
+    OpClass.TMEM: TMEM,
+}
+#: Units whose speed can be asked about ("what if it were faster"), with what they scale.
+UNITS = (
+    "tensor core",
+    "SMEM port",
+    "MUFU",
+    "FMA",
+    "ALU",
+    "CVT",
+    "issue",
+    "TMEM",
+    "L2",
+    "latencies",
+)
+
+
+@cache
+def latencies() -> Mapping[str, Quantity]:
+    """The model's own constants, by name, each with unit, tag and source."""
+    tables = tomllib.loads(_DATA.read_text(encoding="utf-8"))
+    found = {name: Quantity(**table) for name, table in tables.items()}
+    for name, quantity in found.items():
+        if quantity.tag not in TAGS or quantity.value <= 0 or not quantity.source:
+            raise RooflineError(f"{_DATA.name}: {name}: bad tag, value or source")
+    return found
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """An SM in numbers, all in cycles of its clock.
+
+    interval: cycles that a warp instruction holds its pipe, by class (a packed pair twice that of
+    FMA). latency: cycles until its result can be used, by class. issue: cycles between two
+    instructions of a sub-partition. Bandwidths in bytes a cycle: of the SM for smem_port and l2, of
+    a sub-partition for the TMEM ports. speed: factor of the units asked about.
+    """
+
+    gpu: Gpu
+    interval: tuple[float, ...]
+    latency: tuple[float, ...]
+    issue: float
+    smem_port: float
+    tmem_read: float
+    tmem_write: float
+    l2: float
+    mma_speed: float
+    constants: Mapping[str, float]
+
+    def faster(self, unit: str, factor: float) -> Hardware:
+        """The same SM with one unit faster (one of `UNITS`)."""
+        if unit not in UNITS:
+            raise RooflineError(f"unit {unit!r}: unknown; known are {', '.join(UNITS)}")
+        if unit == "tensor core":
+            return replace(self, mma_speed=self.mma_speed * factor)
+        if unit == "SMEM port":
+            return replace(self, smem_port=self.smem_port * factor)
+        if unit == "issue":
+            return replace(self, issue=self.issue / factor)
+        if unit == "L2":
+            return replace(self, l2=self.l2 * factor)
+        if unit == "TMEM":
+            read, write = self.tmem_read * factor, self.tmem_write * factor
+            return replace(self, tmem_read=read, tmem_write=write)
+        if unit == "latencies":
+            constants = {
+                name: value / factor if name.endswith("latency") else value
+                for name, value in self.constants.items()
+            }
+            return replace(
+                self, latency=tuple(x / factor for x in self.latency), constants=constants
+            )
+        pipe = PIPES.index(unit)
+        interval = [
+            x / factor if PIPE_OF.get(OpClass(c)) == pipe else x
+            for c, x in enumerate(self.interval)
+        ]
+        return replace(self, interval=tuple(interval))
+
+    def mma(self, m: int, n: int, k: int, form: MmaForm) -> tuple[float, float, float]:
+        """One MMA: cycles of arithmetic, of the SMEM port, and from its end to a waiter's start."""
+        mma = Mma(m, n, not form.a_in_tmem, form.ctas)
+        rows_bytes = Fraction(k * form.bits, 8)  # of K; the closed form is for 32
+        share = float(rows_bytes / 32)
+        arithmetic = float(mma.math_cycles) * share / self.mma_speed
+        smem = float(mma.smem_cycles) * share * 128 / self.smem_port
+        key = (not form.a_in_tmem, form.ctas, m)
+        if key not in COMPLETION_CYCLES:
+            raise RooflineError(f"MMA with M={m}, {form.ctas} CTAs: no measured latency")
+        return arithmetic, smem, float(COMPLETION_CYCLES[key])
+
+
+def hardware(gpu: Gpu) -> Hardware:
+    """The model's SM of a GPU. RooflineError if the GPU lacks a number that it needs."""
+    if not gpu.has_tmem:
+        raise RooflineError(f"gpu {gpu.name}: the cycle model has no wgmma yet; choose a Blackwell")
+    constants = {name: float(q.value) for name, q in latencies().items()}
+
+    def rate(field: str) -> float:
+        return float(gpu[field].value)
+
+    lanes = SUB_PARTITIONS * WARP
+    interval = {op: 1.0 for op in OpClass}
+    interval |= {
+        OpClass.MOVE: 0.0,
+        OpClass.FMA: lanes / rate("fma"),
+        OpClass.IMAD: 2 * lanes / rate("fma"),
+        OpClass.ALU: lanes / rate("alu"),
+        OpClass.PREDICATE: lanes / rate("alu"),
+        OpClass.VOTE: lanes / rate("alu"),
+        OpClass.LONG: 20 * lanes / rate("alu"),
+        OpClass.MUFU: lanes / rate("mufu_ex2"),
+        OpClass.CVT: lanes / rate("cvt_16bit"),
+    }
+    latency = {op: 1.0 for op in OpClass}
+    for op in ("FMA", "ALU", "IMAD", "MUFU", "CVT", "LONG", "SHUFFLE", "VOTE", "SMEM"):
+        latency[OpClass[op]] = constants[f"{op.lower()}_latency"]
+    latency[OpClass.PREDICATE] = constants["alu_latency"]
+    latency[OpClass.BRANCH] = constants["branch_latency"]
+    latency[OpClass.GLOBAL] = constants["global_latency"]
+    latency[OpClass.TMEM] = constants["tmem_load_latency"]
+    latency[OpClass.MOVE] = 0.0
+    sms, clock = rate("sms"), rate("clock") * 1e9
+    read = rate("tmem_read_bandwidth") / SUB_PARTITIONS
+    return Hardware(
+        gpu=gpu,
+        interval=tuple(interval[op] for op in OpClass),
+        latency=tuple(latency[op] for op in OpClass),
+        issue=SUB_PARTITIONS / rate("issue"),
+        smem_port=rate("smem_bandwidth"),
+        tmem_read=read,
+        tmem_write=read * constants["tmem_write_share"],
+        l2=rate("l2_bandwidth") * 1e12 / sms / clock,
+        mma_speed=rate("mma_bf16") / 8192,
+        constants=constants,
+    )
