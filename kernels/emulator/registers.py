@@ -1,7 +1,7 @@
 """The register file of a warp: where each PTX register lives in memory, and views of it.
 
 Rows of 128 bytes hold 32 lanes of 32 bits. A .b64 register takes two rows (low halves, high
-halves), a .b16 register the first 64 bytes of a row, a predicate one 32-bit mask behind the rows.
+halves), a .b128 register four, a .b16 register the first 64 bytes of a row, a predicate one 32-bit mask behind the rows.
 Only registers that cross a block boundary get a place: the others live and die in generated code.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 ROW_BYTES = 128
+_ROWS = {"b64": 2, "b128": 4}  # of registers wider than a row
 POISON = 0x7FA5A5A5  # a signalling NaN, so that arithmetic on it shows
 
 
@@ -34,7 +35,7 @@ class RegisterFile:
                     self._take(name, 1)
         for name in names:
             if name not in self._rows and kinds[name] != "pred":
-                self._take(name, 2 if kinds[name] == "b64" else 1)
+                self._take(name, _ROWS.get(kinds[name], 1))
         self._preds = {n: i for i, n in enumerate(n for n in names if kinds[n] == "pred")}
 
     def _take(self, name: str, rows: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from . import oracle_float as fp
 from .oracle_float import BF16, F16, F32, F64
 
-Bits = int | fp.Near | None  # None: PTX leaves the value open
+Bits = int | fp.Near
 
 
 @dataclass(frozen=True)
@@ -120,16 +120,16 @@ def _integers() -> None:
 
 
 def _division(kind: str, bits: int) -> None:
-    """By zero: an unspecified value (9.7.1.8), but no fault."""
+    """By zero: unspecified (9.7.1.8), but no fault; an H200 and the emulator give all ones."""
     t = f"{kind}{bits}"
 
-    def div(a: int, b: int) -> int | None:
+    def div(a: int, b: int) -> int:
         a, b = typed(a, kind, bits), typed(b, kind, bits)
-        return truncated_div(a, b) & mask(bits) if b else None
+        return truncated_div(a, b) & mask(bits) if b else mask(bits)
 
-    def rem(a: int, b: int) -> int | None:
+    def rem(a: int, b: int) -> int:
         a, b = typed(a, kind, bits), typed(b, kind, bits)
-        return (a - b * truncated_div(a, b)) & mask(bits) if b else None
+        return (a - b * truncated_div(a, b)) & mask(bits) if b else mask(bits)
 
     define(f"div.{t}", t, f"{t} {t}", div)
     define(f"rem.{t}", t, f"{t} {t}", rem)
@@ -143,7 +143,8 @@ def _bits() -> None:
         define(f"brev.{t}", t, t, lambda a, bits=bits: int(f"{a:0{bits}b}"[::-1], 2))
         for kind in "us":
             extract = lambda a, p, n, kind=kind, bits=bits: bfe(a, p, n, kind, bits)
-            small = tuple(range(70)) + (96, 127, 128, 200, 255, 256, 300)
+            # Beyond 255, to which the text restricts them, silicon does not mask the 64-bit form.
+            small = tuple(range(70)) + (96, 127, 128, 200, 255) + (256, 300) * (bits == 32)
             define(
                 f"bfe.{kind}{bits}",
                 f"{kind}{bits}",
@@ -309,7 +310,7 @@ def _float_arithmetic() -> None:
             )
         define(f"{name}{rnd}{ftz}.f32x2", "f32x2", " ".join(["f32x2"] * n), two)
         if not ftz:
-            wide = lambda *xs, f=f, rnd=rnd: f(*xs, F64, rnd[1:] or "rn")
+            wide = lambda *xs, f=f, rnd=rnd: fp.propagated64(f(*xs, F64, rnd[1:] or "rn"), xs)
             define(f"{name}{rnd}.f64", "f64", " ".join(["f64"] * n), wide)
 
 
@@ -337,7 +338,7 @@ def _float_selection() -> None:
             op = f"{which}{ftz}{nan}{sign}{absolute}.f32"
             define(op, "f32", " ".join(["f32"] * n), signed_pick)
     for ftz in ("", ".ftz"):
-        # NaN: PTX leaves its payload open for both; the emulator gives the canonical NaN.
+        # NaN: PTX leaves its payload open for both; an H200 and the emulator give the canonical NaN.
         define(f"neg{ftz}.f32", "f32", "f32", lambda a, z=ftz: _nan_or(_ftz(a, z) ^ F32.sign))
         define(f"abs{ftz}.f32", "f32", "f32", lambda a, z=ftz: _nan_or(_ftz(a, z) & mask(31)))
     define("copysign.f32", "f32", "f32 f32", lambda a, b: a & F32.sign | b & mask(31))
@@ -437,10 +438,11 @@ def _float_conversions() -> None:
                     imm=(),
                 )
     for ftz, sat in product(("", ".ftz"), ("", ".sat")):
-        same = lambda x, z=ftz, s=sat: _post(_nan_or(_ftz(x, z)), z, s)
+        # A plain copy keeps a NaN's bits (measured: an H200; PTX leaves it open).
+        same = lambda x, z=ftz, s=sat: _post(_nan_or(_ftz(x, z)), z, s) if z or s else x
         define(f"cvt{ftz}{sat}.f32.f32", "f32", "f32", same, imm=())
-    define("cvt.rn.f32.f64", "f32", "f64", lambda x: fp.convert(x, F64, F32), imm=())
-    define("cvt.f64.f32", "f64", "f32", lambda x: fp.convert(x, F32, F64), imm=())
+    define("cvt.rn.f32.f64", "f32", "f64", lambda x: fp.convert_keeping_nan(x, F64, F32), imm=())
+    define("cvt.f64.f32", "f64", "f32", lambda x: fp.convert_keeping_nan(x, F32, F64), imm=())
     _half_conversions()
 
 
@@ -462,7 +464,8 @@ def _half_conversions() -> None:
         define(f"{op}x2.f32", "b32", "f32 f32", lambda a, b, half=half: half(a) << 16 | half(b))
         define(f"{op}.f32", "b16", "f32", half, imm=())
     define("cvt.f32.f16", "f32", "f16", lambda x: fp.convert(x, F16, F32), imm=())
-    define("cvt.f32.bf16", "f32", "bf16", lambda x: fp.convert(x, BF16, F32), imm=())
+    # NaN: open in PTX, kept by an H200.
+    define("cvt.f32.bf16", "f32", "bf16", lambda x: x << 16, imm=())
 
 
 for _fill in (

@@ -47,8 +47,7 @@ class Format:
 F16 = Format(16, 11, 0x7FFF)
 BF16 = Format(16, 8, 0x7FFF)
 F32 = Format(32, 24, 0x7FFFFFFF)
-# PTX leaves the payload of a double NaN open; the emulator's choice is pinned here.
-F64 = Format(64, 53, 0x7FF8000000000000)
+F64 = Format(64, 53, 0xFFF8000000000000)  # of an invalid operation; see propagated64
 
 
 @dataclass(frozen=True)
@@ -248,6 +247,27 @@ def convert(x: int, src: Format, dst: Format, mode: str = "rn") -> int:
     if a.kind == "inf":
         return dst.sign * a.sign | dst.inf
     return rounded(a.sign, a.mant, a.exp, False, dst, mode)
+
+
+def propagated64(out: int, xs: tuple[int, ...]) -> int:
+    """A double NaN result is a quiet source NaN, the first in the order b, c, a (measured: an H200;
+    PTX leaves it open)."""
+    if decode(out, F64).kind == "nan":
+        for x in (*xs[1:], xs[0]):
+            if decode(x, F64).kind == "nan":
+                return x | 1 << 51
+    return out
+
+
+def convert_keeping_nan(x: int, src: Format, dst: Format) -> int:
+    """Between float32 and float64, to nearest: a NaN becomes quiet and keeps sign and the payload's
+    upper part (measured: an H200)."""
+    if decode(x, src).kind != "nan":
+        return convert(x, src, dst)
+    shift = dst.precision - src.precision
+    payload = x & (src.min_normal - 1) | src.min_normal >> 1
+    payload = payload << shift if shift > 0 else payload >> -shift
+    return (dst.sign if x & src.sign else 0) | dst.inf | payload
 
 
 def from_int(value: int, fmt: Format, mode: str) -> int:

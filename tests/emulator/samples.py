@@ -121,7 +121,7 @@ def rows(
     while len(out) < count:
         row: list[int] = []
         for at, kind in enumerate(kinds):
-            if at in drawn and rng.random() < 0.9:
+            if at in drawn:
                 row.append(rng.choice(drawn[at]))
             else:
                 row.append(_one(kind, rng, row[-1] if row else None, known[at]))

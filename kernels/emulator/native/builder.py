@@ -5,7 +5,8 @@ A register's value is kept in whichever form it was made (bits or float, one 64-
 nothing, and ``fma.rn.f32x2`` is two plain vector FMAs. Values cross blocks through the warp's
 register file in memory (`RegisterFile` gives the layout), masked by the active lanes.
 
-NaN: PTX arithmetic returns the canonical NaN 0x7fffffff (PTX ISA 9.1 section 9.7.3); the host's
+NaN: float32 arithmetic returns the one canonical NaN 0x7fffffff (CUDA C++ Programming Guide,
+"Floating-Point Standard"; PTX ISA 9.1 names it for min.NaN and max.NaN); the host's
 differs. Results are canonicalised when their *bits* become visible, not at every operation.
 """
 
@@ -320,10 +321,8 @@ class BlockBuilder(Code):
         self._put(op, V64(q=name))
 
     def set_f64(self, op: Operand, name: str) -> None:
-        bits = self.t(f"bitcast {F64} {name} to {I64}")
-        nan = self.t(f"fcmp uno {F64} {name}, {ZERO}")
-        canonical = splat_i(64, 0x7FF8000000000000)
-        self.set_i64(op, self.t(f"select {I1} {nan}, {I64} {canonical}, {I64} {bits}"))
+        """Double NaNs keep their payload on the GPU; the emitters see to it."""
+        self.set_i64(op, self.t(f"bitcast {F64} {name} to {I64}"))
 
     def set_pair(self, op: Operand, lo: V32, hi: V32) -> None:
         self._reg(op, "b64")

@@ -118,15 +118,20 @@ def f32_to_integral(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
 
 @native(r"cvt(\.ftz)?(\.sat)?\.f32\.f32")
 def f32_to_f32(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
+    """Without modifiers a move: a NaN keeps its bits, as on an H200."""
     d, x = ins.operands
+    if not m[1] and not m[2]:
+        b.set_i32(d, b.i32(x))
+        return
     value = flush(b, b.f32(x)) if m[1] else b.f32(x)
     b.set_f32(d, saturate(b, value) if m[2] else value)
 
 
 @native(r"cvt\.rn\.f32\.f64")
 def f64_to_f32(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
+    """A NaN keeps the upper part of its payload."""
     d, x = ins.operands
-    b.set_f32(d, b.t(f"fptrunc {F64} {b.f64(x)} to {F32}"))
+    b.set_f32(d, b.t(f"fptrunc {F64} {b.f64(x)} to {F32}"), raw=False)
 
 
 @native(r"cvt\.f64\.f32")
@@ -196,12 +201,12 @@ def to_16(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
 
 @native(r"cvt\.f32\.(bf16|f16)")
 def from_16(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
+    """A bfloat16 NaN keeps its bits (PTX leaves it open, an H200 does), a float16 one does not."""
     d, x = ins.operands
     bits = b.i16(x)
     if m[1] == "bf16":
         wide = b.t(f"zext {I16} {bits} to {I32}")
-        out = b.t(f"bitcast {I32} {b.t(f'shl {I32} {wide}, {splat_i(32, 16)}')} to {F32}")
+        b.set_i32(d, b.t(f"shl {I32} {wide}, {splat_i(32, 16)}"))
     else:
-        half = b.t(f"bitcast {I16} {bits} to <32 x half>")
-        out = b.t(f"fpext <32 x half> {half} to {F32}")
-    b.set_f32(d, out)
+        half = b.t(f"bitcast {I16} {bits} to {F16}")
+        b.set_f32(d, b.t(f"fpext {F16} {half} to {F32}"))

@@ -173,11 +173,27 @@ def packed(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
 @native(r"(fma)\.rn\.f64")
 def arith64(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     d, *sources = ins.operands
-    args = [b.f64(v) for v in sources]
-    if m[1] == "fma":
-        b.set_f64(d, b.call(F64, "llvm.fma.v32f64", *((F64, v) for v in args)))
-    else:
-        b.set_f64(d, b.t(f"{_OPS[m[1]]} {F64} {args[0]}, {args[1]}"))
+
+    def emit(c: Code, *args: str) -> str:
+        if m[1] == "fma":
+            out = c.call(F64, "llvm.fma.v32f64", *((F64, v) for v in args))
+        else:
+            out = c.t(f"{_OPS[m[1]]} {F64} {args[0]}, {args[1]}")
+        return _propagate_nan64(c, out, [*args[1:], args[0]])
+
+    b.set_f64(d, b.outlined(F64, f"{m[1]}.f64", emit, *((F64, b.f64(v)) for v in sources)))
+
+
+def _propagate_nan64(b: Code, out: str, sources: list[str]) -> str:
+    """A NaN result is the first NaN among ``sources``, made quiet, or the negative default NaN: what
+    an H200 gives (tests/emulator/hardware), with the sources in the order b, c, a. PTX leaves it
+    open."""
+    bits = splat_i(64, 0xFFF8000000000000)
+    for v in reversed(sources):
+        quiet = b.t(f"or {I64} {b.t(f'bitcast {F64} {v} to {I64}')}, {splat_i(64, 1 << 51)}")
+        bits = b.t(f"select {I1} {b.t(f'fcmp uno {F64} {v}, {ZERO}')}, {I64} {quiet}, {I64} {bits}")
+    made = b.t(f"bitcast {I64} {bits} to {F64}")
+    return b.t(f"select {I1} {b.t(f'fcmp uno {F64} {out}, {ZERO}')}, {F64} {made}, {F64} {out}")
 
 
 def min_max2(b: Code, which: str, keep_nan: bool, x: str, y: str) -> str:

@@ -52,8 +52,8 @@ def _host() -> tuple[str, str]:
     missing = [f for f in ("avx2", "fma", "f16c") if f in features and not features[f]]
     if missing:
         raise RuntimeError(
-            f"the emulator's generated code needs an x86-64-v3 CPU (Haswell, Zen or newer); this one"
-            f" ({llvm.get_host_cpu_name()}) lacks {', '.join(missing)}"
+            "the emulator's generated code needs an x86-64-v3 CPU (Haswell, Zen or newer); "
+            f"this one ({llvm.get_host_cpu_name()}) lacks {', '.join(missing)}"
         )
     return llvm.get_host_cpu_name(), features.flatten()
 
