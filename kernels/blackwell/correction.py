@@ -11,6 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import tcgen05
+from cutlass.cutlass_dsl import select_
 
 from kernels.blackwell.channels import Channels
 from kernels.blackwell.tile import Tile, stage_matrix
@@ -70,6 +71,13 @@ def chunk_columns(o: cute.Tensor, cols: int, chunk: int) -> cute.Tensor:
     return cute.local_tile(o, (cute.size(o, mode=[0]), cols), (0, chunk))
 
 
+def scale_pairs(values: cute.Tensor, factor: Float32) -> None:
+    """values *= factor, in place, two at a time."""
+    for i in range(0, cute.size(values), 2):
+        pair = (values[i], values[i + 1])
+        values[i], values[i + 1] = cute.arch.mul_packed_f32x2(pair, (factor, factor))
+
+
 @cute.jit
 def rescale_accumulator(
     plan: cutlass.Constexpr[KernelPlan], o: cute.Tensor, row: Int32, factor: Float32
@@ -85,10 +93,7 @@ def rescale_accumulator(
         registers = cute.make_rmem_tensor(((RESCALE_COLS, 1), 1, 1), Float32)
         cute.copy(load, source, registers)
         cute.arch.fence_view_async_tmem_load()
-        for i in cutlass.range_constexpr(0, RESCALE_COLS, 2):
-            registers[i], registers[i + 1] = cute.arch.mul_packed_f32x2(
-                (registers[i], registers[i + 1]), (factor, factor)
-            )
+        scale_pairs(registers, factor)
         cute.copy(store, registers, store.get_slice(row).partition_D(columns))
     cute.arch.fence_view_async_tmem_store()
 
@@ -146,10 +151,9 @@ def normalise(
         values = cute.make_rmem_tensor(((OUT_COLS, 1), 1, 1), Float32)
         cute.copy(load, load.get_slice(row).partition_S(columns), values)
         cute.arch.fence_view_async_tmem_load()
-        for i in cutlass.range_constexpr(0, OUT_COLS, 2):
-            pair = cute.arch.mul_packed_f32x2((values[i], values[i + 1]), (factor, factor))
-            values[i] = pair[0] if sees_key else Float32(0.0)
-            values[i + 1] = pair[1] if sees_key else Float32(0.0)
+        scale_pairs(values, factor)
+        for i in cutlass.range_constexpr(OUT_COLS):
+            values[i] = select_(sees_key, values[i], Float32(0.0))
         store_columns(out, stage, row, chunk, values)
 
 

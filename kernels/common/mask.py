@@ -7,6 +7,7 @@ Causal masks align bottom-right: row ``r`` sees key ``c`` if ``c <= r + seqlen_k
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32, Uint64
+from cutlass.cutlass_dsl import select_
 
 CHUNK = 32  # columns a mask word covers
 
@@ -34,4 +35,4 @@ def mask_beyond(scores: cute.Tensor, limit: Int32) -> None:
         for bit in cutlass.range_constexpr(CHUNK):
             column = chunk * CHUNK + bit
             kept = Boolean(keep & Uint32(1 << bit))
-            scores[column] = scores[column] if kept else -Float32.inf
+            scores[column] = select_(kept, scores[column], Float32(-Float32.inf))

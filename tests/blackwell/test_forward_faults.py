@@ -121,13 +121,6 @@ FAULTS = [
         "pass",
         "tma_load_not_waited",
     ),
-    fault(
-        "mma",
-        "no wait for the next K",
-        "channels.kv_full.wait(k_slot, k_parity)",
-        "pass",
-        "tma_load_not_waited",
-    ),
     fault("mma", "no wait for Q", "channels.q_full.wait(stage, 0)", "pass", "tma_load_not_waited"),
     fault(
         "mma",
@@ -198,13 +191,6 @@ FAULTS = [
     ),
     fault(
         "tensors",
-        "P read 16 columns off",
-        "plan.tmem_col(name) * ratio",
-        "(plan.tmem_col(name) - 16) * ratio",
-        WRONG,
-    ),
-    fault(
-        "tensors",
         "P of the other stage",
         'weights(f"P{i}")',
         'weights(f"P{1 - i}")',
@@ -217,19 +203,9 @@ FAULTS = [
         "(block >= 0) | (step > 0)",
         "tmem_unwritten_read",
     ),
-    fault("mma", "every PV overwrites O", "(block > 0) | (step > 0)", "step > 0", WRONG),
     # arithmetic
     fault("correction", "O is never rescaled", "rescale != 1.0", "rescale > 1.0", WRONG),
     fault("softmax", "a key too many is seen", "columns = limit -", "columns = 1 + limit -", WRONG),
-    fault(
-        "tile",
-        "a block too few is masked",
-        "return min(Int32(Uint32(keys)",
-        "return min(1 + Int32(Uint32(keys)",
-        WRONG,
-    ),
-    fault("load", "V from the left", "v.copy(block, slot", "v.copy(j, slot", WRONG),
-    fault("correction", "LSE in base 2", "* LN2", "", WRONG),
 ]
 
 
