@@ -94,7 +94,7 @@ _NO_DEST = frozenset(
 
 
 def destinations(ins: Instr) -> int:
-    """How many leading operands are written (0 or 1; ``d|p`` counts once)."""
+    """How many leading operands are written (``d|p`` counts once)."""
     mods = ins.mods
     if mods[0] in _NO_DEST:
         return 0
@@ -103,7 +103,9 @@ def destinations(ins: Instr) -> int:
             return 0
         return 0 if ins.operands and isinstance(ins.operands[0], Mem) else 1
     if mods[0] == "tcgen05":
-        return 1 if mods[1] == "ld" else 0
+        if mods[1] != "ld":
+            return 0
+        return 2 if mods[2] == "red" else 1
     return 1 if ins.operands else 0
 
 

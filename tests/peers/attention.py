@@ -51,14 +51,14 @@ class Problem:
         )
 
 
-def blackwell_kernel(problem: Problem) -> Any:
-    """The kernel object that flash-attn-4's interface makes for sm_100 and this problem."""
+def blackwell_kernel(problem: Problem, gpu: str = "b200") -> Any:
+    """The kernel object that flash-attn-4's interface makes for Blackwell and this problem."""
     module = peer("flash_attn.cute.flash_fwd_sm100")
     group = problem.heads // problem.kv_heads
     pack_gqa = group > 1
     rows = problem.seqlen_q * (group if pack_gqa else 1)
     q_stages = 2 if rows > 128 else 1
-    with emulator.host_sees("b200"):
+    with emulator.host_sees(gpu):
         return module.FlashAttentionForwardSm100(
             problem.head_dim,
             problem.head_dim,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from ..engines import tensorcore
 from ..engines.descriptors import InstrDescriptor
 from ..engines.operands import operand_chunks
 from ..findings import EmulatorFault
-from ..ptx.ast import Imm, Mem, Vec
+from ..ptx.ast import Imm, Mem, Operand, Vec
 from ..registers import POISON
 from ..schedule import AsyncOp, PendingLoad
 from .pair import check_alive, destinations, group_of
@@ -73,9 +74,65 @@ def _uniform(w: Warp, mask: int, addresses: np.ndarray) -> int:
 @machine(rf"tcgen05\.ld\.sync\.aligned\.{_SHAPES}(\.pack::16b)?\.b32", converged=True)
 def ld(b: Binding) -> Handler:
     """Asynchronous: registers are there behind wait::ld (``silicon``: at their first use)."""
-    target, source = b.ins.operands[:2]
-    rows, address = b.vector_rows(target), b.addresses(source)
     shape, num, pack, split = b.match[1], int(b.match[2]), bool(b.match[3]), _split(b, 2)
+    rows = b.vector_rows(b.ins.operands[0])
+
+    def put(w: Warp, values: NDArray[np.uint32] | int) -> None:
+        w.r32[rows] = values
+
+    return _load(b, b.ins.operands[1], shape, num, pack, split, put)
+
+
+@machine(
+    r"tcgen05\.ld\.red\.sync\.aligned\.(32x32b)\.x(2|4|8|16|32|64|128)"
+    r"\.(min|max)(?:(\.abs)?(\.NaN)?\.(f32)|\.([us]32))",
+    converged=True,
+)
+def ld_red(b: Binding) -> Handler:
+    """tcgen05.ld that also reduces what each lane loads, over columns, into one register."""
+    shape, num, op, absolute, nan, floating, integer = b.match.groups()
+    target, result, source = b.ins.operands
+    rows, row = b.vector_rows(target), b.row(result, "b32")
+    reduce = partial(reduced, op=op, dtype=floating or integer, absolute=absolute, nan=nan)
+
+    def put(w: Warp, values: NDArray[np.uint32] | int) -> None:
+        w.r32[rows] = values
+        w.r32[row] = values if isinstance(values, int) else reduce(values)
+
+    return _load(b, source, shape, int(num), False, None, put)
+
+
+def reduced(
+    values: NDArray[np.uint32], *, op: str, dtype: str, absolute: object = None, nan: object = None
+) -> NDArray[np.uint32]:
+    """min or max over axis 0 of register contents, as PTX's min and max of that type: -0 is below
+    +0, and a NaN is left out unless ``nan`` is set; a NaN result is canonical."""
+    if dtype != "f32":
+        integers = values.view(np.int32 if dtype == "s32" else np.uint32)
+        return (integers.max(0) if op == "max" else integers.min(0)).view(np.uint32)
+    bits = values & np.uint32(0x7FFFFFFF) if absolute else values
+    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    # Floats sort as these integers do: negative ones by falling magnitude.
+    flip = np.where(bits >> np.uint32(31), np.uint32(0xFFFFFFFF), np.uint32(0x80000000))
+    ordered = bits ^ flip
+    left_out = np.uint32(0 if op == "max" else 0xFFFFFFFF)
+    kept = np.where(is_nan, left_out, ordered)
+    best = kept.max(0) if op == "max" else kept.min(0)
+    flip_back = np.where(best >> np.uint32(31), np.uint32(0x80000000), np.uint32(0xFFFFFFFF))
+    gone = is_nan.any(0) if nan else is_nan.all(0)
+    return np.where(gone, np.uint32(0x7FFFFFFF), best ^ flip_back)
+
+
+def _load(
+    b: Binding,
+    source: Operand,
+    shape: str,
+    num: int,
+    pack: bool,
+    split: int | None,
+    put: Callable[[Warp, NDArray[np.uint32] | int], None],
+) -> Handler:
+    address = b.addresses(source)
     columns = num * _LANE_COLUMNS[shape] * (2 if pack else 1)
 
     def run(w: Warp, mask: int) -> None:
@@ -86,15 +143,15 @@ def ld(b: Binding) -> Handler:
         if machine.race is not None:
             clock = machine.race.tcgen05_ld(w, cta, at & 0xFFFF, columns, split)
         if not machine.asyncs.late:
-            w.r32[rows] = cta.tmem.ld(shape, num, at, w.index & 3, pack, split)
+            put(w, cta.tmem.ld(shape, num, at, w.index & 3, pack, split))
             if machine.race is not None:
                 w.pending_ld.append(PendingLoad(w.pc, clock, None))
             return
 
         def effect() -> None:
-            w.r32[rows] = cta.tmem.ld(shape, num, at, w.index & 3, pack, split)
+            put(w, cta.tmem.ld(shape, num, at, w.index & 3, pack, split))
 
-        w.r32[rows] = POISON
+        put(w, POISON)
         w.pending_ld.append(PendingLoad(w.pc, clock, effect))
 
     return run
