@@ -23,7 +23,7 @@ def visible_keys(row: Int32, seqlen_q: Int32, seqlen_k: Int32, causal: cutlass.C
 
 @cute.jit
 def mask_beyond(scores: cute.Tensor, limit: Int32) -> None:
-    """Sets ``scores[c]`` to -inf for every column ``c >= limit``; ``limit`` may be negative.
+    """Sets ``scores[c]`` to -inf for every column ``c >= limit``; ``limit`` is at least -2^30.
 
     scores: (columns) float32 registers of one row. A 32-bit word of kept columns is made per 32
     columns, so that ptxas can move it into predicates at once (R2P) instead of comparing.
