@@ -13,7 +13,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-fast lint format type bench clean FORCE
+.PHONY: help install demo test test-fast test-peers lint format type bench clean FORCE
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -54,6 +54,14 @@ test: $(VENV)/.installed
 
 test-fast: $(VENV)/.installed
 	$(BIN)/python -m pytest -m 'not slow' $(PYTEST_ARGS)
+
+# Other authors' kernels on the emulator: a larger install, so that `make test` skips them.
+$(VENV)/.installed-peers: $(VENV)/.installed
+	$(PIP) install --quiet --editable '.[test,peers]'
+	@touch $@
+
+test-peers: $(VENV)/.installed-peers
+	$(BIN)/python -m pytest tests/peers $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
