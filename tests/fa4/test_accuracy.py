@@ -84,3 +84,18 @@ def test_the_rule(dtype: torch.dtype, ours: tuple[float, ...], broken: list[str]
     largest, rms, lse = ours
     errors = Errors(largest, 0.01, rms, 0.01, lse, dtype)
     assert [text.split()[0] for text in errors.broken_rules()] == broken
+
+
+def test_the_lse_limit_follows_the_spacing_of_float32() -> None:
+    q, k, v = random_qkv()
+    out, lse = dense_attention(q.double(), k.double(), v.double(), causal=False, scale=0.125)
+    small = measure(q, k, v, out, lse + 1.2e-3, causal=False, softmax_scale=0.125)
+    assert [rule for rule in small.broken_rules() if rule.startswith("LSE")]
+
+    q = q * 4000  # scores, and LSE, of about +-12000: float32 values there lie 1e-3 apart
+    out, lse = dense_attention(q.double(), k.double(), v.double(), causal=False, scale=0.125)
+    assert float(lse.abs().max()) > 8192
+    stored = measure(q, k, v, out, lse.float(), causal=False, softmax_scale=0.125)
+    assert not stored.broken_rules()
+    far = measure(q, k, v, out, lse + 1e-2, causal=False, softmax_scale=0.125)
+    assert [rule for rule in far.broken_rules() if rule.startswith("LSE")]
