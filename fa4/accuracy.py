@@ -3,9 +3,10 @@
 *Plain* is ``softmax((q @ k^T) * scale) @ v`` with every intermediate in the inputs' dtype. The
 numbers rule: the largest error is at most 1.5 times plain's plus 1e-5, the RMS error at most
 plain's, and the log-sum-exp is within 1e-3, plus two spacings of float32 at its magnitude (beyond
-|LSE| = 8192 one spacing is 1e-3: no float32 can do better). Float32 inputs are computed in float32, as plain's
-are, so neither can be the better one throughout: there the RMS error, too, is at most 1.5 times
-plain's. For float64 inputs plain is the yardstick itself, and the RMS error is at most 1e-12.
+|LSE| = 8192 one spacing is 1e-3: no float32 can do better). Float32 inputs are computed in float32,
+as plain's are, so neither can be the better one throughout: there the RMS error, too, is at most
+1.5 times plain's. For float64 inputs plain is the yardstick itself, and the RMS error is at most
+1e-12.
 """
 
 from __future__ import annotations
