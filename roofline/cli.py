@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_tiles(commands)
     _add_gpus(commands)
     _add_intervals(commands)
+    _add_simulate(commands)
     return parser
 
 
@@ -154,13 +155,7 @@ def _run_tiles(args: argparse.Namespace) -> str:
     head_dim = check_size("head_dim", args.head_dim)
     if args.top <= 0:
         raise RooflineError(f"top {args.top}: must be positive")
-    if args.seqlen is None:
-        args.seqlen = 8192
-    # The published benchmark's problem: 32k tokens in all, hidden size 2048.
-    if args.heads is None:
-        args.heads = max(1, 2048 // head_dim) if args.kv_heads is None else args.kv_heads
-    if args.batch is None:
-        args.batch = max(1, 32768 // max(1, args.seqlen))
+    _published_problem(args, head_dim)
     problem = _problem(args)
     assert problem is not None
     ranking = rank(
@@ -184,6 +179,80 @@ def _add_intervals(commands: Any) -> None:
 def _run_intervals(args: argparse.Namespace) -> str:
     rows = measurements()
     return _json([row.to_dict() for row in rows]) if args.json else intervals_text(rows)
+
+
+def _add_simulate(commands: Any) -> None:
+    parser = commands.add_parser(
+        "simulate",
+        help="cycles of a kernel on a problem, unit by unit, without a GPU",
+        description="Runs a few tiles of a kernel on the emulator, replays them on a model of the "
+        "SM and fills the GPU with them. Without --batch and --heads: 32k tokens and a hidden size "
+        "of 2048.",
+    )
+    _add_gpu_option(parser, "b200")
+    add = parser.add_argument
+    add("--kernel", default="fa4", metavar="NAME", help="fa4, or MODULE:FUNCTION of a workload")
+    add("--head-dim", type=int, default=128, metavar="D", help="of Q, K and V (128)")
+    add("--dtype", default="bf16", help="bf16 or fp16")
+    _add_problem_options(parser)
+    add("--no-gains", action="store_true", help="skip the replays with faster units")
+    add("--timeline", metavar="FILE", help="write a work item's timeline for ui.perfetto.dev")
+    add("--save-records", metavar="FILE", help="write the records of the longest probe (.npz)")
+    add("--records", metavar="FILE", help="replay a file of records instead of emulating")
+    add("--assumptions", action="store_true", help="print the model's constants and their sources")
+    add("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_run_simulate)
+
+
+def _run_simulate(args: argparse.Namespace) -> str:
+    from roofline.cycles import pages
+    from roofline.cycles.predict import predict, replay_file
+
+    if args.assumptions:
+        return pages.assumptions_text()
+    if args.records:
+        replayed = replay_file(args.records, find_gpu(args.gpu))
+        return _json(replayed.to_dict()) if args.json else pages.records_text(replayed)
+    head_dim = check_size("head_dim", args.head_dim)
+    _published_problem(args, head_dim)
+    problem = _problem(args)
+    assert problem is not None
+    found = predict(
+        args.gpu,
+        problem,
+        head_dim,
+        kernel=args.kernel,
+        dtype=args.dtype,
+        gains=not args.no_gains,
+        timeline=bool(args.timeline),
+    )
+    if args.timeline:
+        title = f"{found.work.name} on {found.gpu.name}"
+        _write(args.timeline, pages.perfetto(found.spans, title))
+    if args.save_records:
+        try:
+            found.records.save(args.save_records)
+        except OSError as error:
+            raise RooflineError(f"{args.save_records}: {error.strerror}") from None
+    return _json(found.to_dict()) if args.json else pages.simulate_text(found)
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise RooflineError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _published_problem(args: argparse.Namespace, head_dim: int) -> None:
+    """The published benchmark's problem where nothing is said: 32k tokens, hidden size 2048."""
+    if args.seqlen is None:
+        args.seqlen = 8192
+    if args.heads is None:
+        args.heads = max(1, 2048 // head_dim) if args.kv_heads is None else args.kv_heads
+    if args.batch is None:
+        args.batch = max(1, 32768 // max(1, args.seqlen))
 
 
 def _run_budget(args: argparse.Namespace) -> str:

@@ -15,8 +15,10 @@ Barriers are named by their shared::cluster address: the CTA's rank << 24, plus 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
@@ -241,7 +243,7 @@ class Records:
                 arrays = {name: file[name] for name in file.files}
             head = json.loads(arrays.pop("head").tobytes())
             version = head["version"]
-        except (ValueError, KeyError, TypeError, EOFError, AttributeError, *_ZIP_ERRORS) as error:
+        except (ValueError, KeyError, TypeError, EOFError, AttributeError) + _ZIP_ERRORS as error:
             raise RecordsError(f"{path}: not a file of records ({error})") from None
         if version != VERSION:
             raise RecordsError(
@@ -254,14 +256,7 @@ class Records:
             raise RecordsError(f"{path}: damaged records ({error!r})") from None
 
 
-def _zip_errors() -> tuple[type[Exception], ...]:
-    import zipfile
-    import zlib
-
-    return (zipfile.BadZipFile, zlib.error)
-
-
-_ZIP_ERRORS = _zip_errors()
+_ZIP_ERRORS: tuple[type[Exception], ...] = (zipfile.BadZipFile, zlib.error)
 _CODE_ARRAYS = tuple(
     f.name for f in fields(Code) if f.name not in ("registers", "op_names", "sources")
 )
@@ -292,3 +287,30 @@ def _from_arrays(head: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Recor
         code,
         tuple(warps),
     )
+
+
+def record(
+    fn: Any,
+    *args: Any,
+    gpu: str = "b200",
+    roles: Mapping[int, str] | None = None,
+    sms: int | None = None,
+) -> Records:
+    """Runs ``fn(*args)`` as `kernels.emulator.emulate` does, and returns its last launch's records.
+
+    sms: what host code is told of the number of SMs; None: what ``gpu`` has. Raises RecordsError if
+    the emulator refuses the kernel, or finds it wrong.
+    """
+    from kernels.emulator import UnsupportedPTX, emulate, gpu_model
+
+    model = gpu_model(gpu) if sms is None else replace(gpu_model(gpu), sm_count=sms)
+    try:
+        report = emulate(fn, *args, gpu=model, roles=roles, checks=False, record=True)
+    except UnsupportedPTX as error:
+        raise RecordsError(f"the emulator refuses it: {error}") from None
+    if not report.ok:
+        raise RecordsError(f"it does not run: {report.findings[0].message}")
+    found = report.launches[-1].records if report.launches else None
+    if found is None:
+        raise RecordsError("it launches nothing")
+    return found

@@ -41,36 +41,42 @@ class Block:
 
     ops: tuple[Op, ...]
     copies: tuple[tuple[int, tuple[int, ...]], ...]
-    machine_steps: int
 
 
 class Blocks:
-    """The blocks of a kernel on an SM, scheduled when first seen."""
+    """The blocks of a kernel on an SM, scheduled when first seen.
 
-    def __init__(self, code: Code, hw: Hardware) -> None:
+    compiled_for: the SM that the compiler had in mind, if not ``hw`` (what-if studies keep the
+    order of the instructions).
+    """
+
+    def __init__(self, code: Code, hw: Hardware, compiled_for: Hardware | None = None) -> None:
         self.code = code
         self._hw = hw
+        self._compiled_for = compiled_for or hw
         self._crossing = _crossing(code)
         self.block = lru_cache(maxsize=None)(self._block)
 
     def _block(self, first: int, last: int) -> Block:
         """Segments ``first`` to ``last``, both included."""
-        ops, copies, machine_steps = self._lower(first, last)
-        return Block(tuple(schedule(ops, self._hw.issue)), copies, machine_steps)
+        ops, copies = self._lower(first, last, self._compiled_for)
+        order = schedule(ops, self._compiled_for.issue)
+        if self._hw is not self._compiled_for:
+            priced = {op.index: op for op in self._lower(first, last, self._hw)[0]}
+            order = [priced[op.index] for op in order]
+        return Block(tuple(order), copies)
 
     def _lower(
-        self, first: int, last: int
-    ) -> tuple[list[Op], tuple[tuple[int, tuple[int, ...]], ...], int]:
+        self, first: int, last: int, hw: Hardware
+    ) -> tuple[list[Op], tuple[tuple[int, tuple[int, ...]], ...]]:
         """Operations in PTX order, moves resolved."""
-        code, hw = self.code, self._hw
+        code = self.code
         alias: dict[int, tuple[int, ...]] = {}
         ops: list[Op] = []
-        machine_steps = 0
         loaded: list[int] = []  # registers of tcgen05.ld that no wait has covered
         fused = _fused_shifts(code, first, last)
         for segment in range(first, last + 1):
             machine = bool(code.machine[segment])
-            machine_steps += machine
             for i in code.instructions(segment):
                 op = OpClass(int(code.op[i]))
                 reads = _roots(alias, code.reads(i).tolist())
@@ -92,7 +98,7 @@ class Blocks:
                 interval = hw.interval[op] * (int(code.width[i]) if op is OpClass.FMA else 1)
                 ops.append(Op(pipe, interval, hw.latency[op], reads, writes, machine, i))
         copies = tuple((r, roots) for r, roots in alias.items() if r in self._crossing)
-        return ops, copies, machine_steps
+        return ops, copies
 
 
 def _roots(alias: dict[int, tuple[int, ...]], registers: list[int]) -> tuple[int, ...]:

@@ -135,7 +135,7 @@ def hardware(gpu: Gpu) -> Hardware:
         return float(gpu[field].value)
 
     lanes = SUB_PARTITIONS * WARP
-    interval = {op: 1.0 for op in OpClass}
+    interval = dict.fromkeys(OpClass, 1.0)
     interval |= {
         OpClass.MOVE: 0.0,
         OpClass.FMA: lanes / rate("fma"),
@@ -147,7 +147,7 @@ def hardware(gpu: Gpu) -> Hardware:
         OpClass.MUFU: lanes / rate("mufu_ex2"),
         OpClass.CVT: lanes / rate("cvt_16bit"),
     }
-    latency = {op: 1.0 for op in OpClass}
+    latency = dict.fromkeys(OpClass, 1.0)
     for op in ("FMA", "ALU", "IMAD", "MUFU", "CVT", "LONG", "SHUFFLE", "VOTE", "SMEM"):
         latency[OpClass[op]] = constants[f"{op.lower()}_latency"]
     latency[OpClass.PREDICATE] = constants["alu_latency"]

@@ -455,7 +455,7 @@ class Simulation:
         self.cluster_waiters.append((0, w))
         return False
 
-    # -- Tensor Memory and the tensor core -----------------------------------------------------------
+    # -- Tensor Memory and the tensor core ---------------------------------------------------------
 
     def _tmem_access(self, w: _Warp, start: float, nbytes: int, rate: float) -> float:
         """When the data have passed the sub-partition's port."""
@@ -512,7 +512,7 @@ class Simulation:
         self._signal(at, event[1], 1, 0)
         return True
 
-    # -- copies --------------------------------------------------------------------------------------
+    # -- copies ------------------------------------------------------------------------------------
 
     def _copy_in(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
         address, nbytes, target = event[1], event[2], event[3]

@@ -1,0 +1,305 @@
+"""A whole problem: time, rate, what is busy, who waits, and what would help."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from kernels.emulator.records import Records, RecordsError
+from roofline.budgets import budget
+from roofline.cycles.blocks import Blocks
+from roofline.cycles.grid import Filled, ItemCost, fill, in_grid_order, item_cycles
+from roofline.cycles.hardware import UNITS, Hardware, hardware
+from roofline.cycles.probe import Probe, Workload, probes, workload
+from roofline.cycles.sm import Run, Span, simulate
+from roofline.errors import RooflineError
+from roofline.gpus import Gpu, find_gpu
+from roofline.problem import Bounds, Problem, bounds
+
+GAIN = 1.1  # how much faster a unit is made to see what it is worth
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Work items that were replayed: their key blocks, their number, and what came of them."""
+
+    iterations: int
+    items: int
+    run: Run
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the cycle model says of a problem. Cycles are of the SM clock, times in seconds."""
+
+    gpu: Gpu
+    work: Workload
+    problem: Problem
+    replayed: tuple[Replayed, ...]
+    cost: ItemCost
+    filled: Filled
+    limits: Bounds
+    gains: Mapping[str, float]  # unit -> share of the time saved if it were 10 % faster
+    emulated_instructions: int
+    wall_seconds: float
+    records: Records = field(repr=False)  # of the longest probe
+    spans: Sequence[Span] = field(default=(), repr=False)
+
+    @property
+    def sm_seconds(self) -> float:
+        """Time of the SMs, launch included."""
+        clock = float(self.gpu["clock"].value) * 1e9
+        launch = float(self.gpu["launch_latency"].value) * 1e-6
+        return self.filled.cycles / clock + launch
+
+    @property
+    def seconds(self) -> float:
+        return max(self.sm_seconds, self.limits.hbm_seconds, self.limits.l2_seconds)
+
+    @property
+    def tflops(self) -> float:
+        """TFLOP/s, counting visible pairs only."""
+        return float(self.problem.flops(self.limits.budget.tile)) / self.seconds / 1e12
+
+    @property
+    def peak_tflops(self) -> float:
+        return self.limits.budget.peak_tflops
+
+    @cached_property
+    def steady(self) -> Run:
+        """One key block in steady state: the longest replayed item less a shorter one."""
+        ordered = sorted(self.replayed, key=lambda r: r.iterations)
+        long = ordered[-1]
+        if len(ordered) == 1:
+            return _difference(long.run, None, long.iterations)
+        short = ordered[-2]
+        return _difference(long.run, short.run, long.iterations - short.iterations)
+
+    @property
+    def bound(self) -> str:
+        """The unit that is busiest in steady state, or what is slower than the SMs."""
+        if self.seconds > self.sm_seconds:
+            return "HBM" if self.limits.hbm_seconds == self.seconds else "L2"
+        busiest = max(self.steady.busy, key=lambda unit: self.steady.busy[unit])
+        if self.steady.busy[busiest] < 0.95 * self.steady.cycles:
+            return f"dependencies ({busiest} {self.utilisation(busiest):.0%} busy)"
+        return busiest
+
+    def utilisation(self, unit: str) -> float:
+        """Share of the steady state's cycles in which the unit works."""
+        return self.steady.busy.get(unit, 0.0) / self.steady.cycles
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready: cycles, microseconds, shares."""
+        steady, problem = self.steady, self.problem
+        return {
+            "gpu": self.gpu.name,
+            "kernel": self.work.name,
+            "head_dim": self.work.head_dim,
+            "dtype": self.work.dtype,
+            "batch": problem.batch,
+            "seqlen": problem.seqlen,
+            "seqlen_k": problem.seqlen_k,
+            "heads": problem.heads,
+            "kv_heads": problem.kv_heads,
+            "causal": problem.causal,
+            "us": round(self.seconds * 1e6, 3),
+            "tflops": round(self.tflops, 1),
+            "peak_tflops": round(self.peak_tflops, 1),
+            "bound": self.bound,
+            "cycles": round(self.filled.cycles),
+            "items": self.filled.items,
+            "slots": self.filled.slots,
+            "waves": round(self.filled.waves, 3),
+            "slots_busy": round(self.filled.busy, 4),
+            "item_overhead_cycles": round(self.cost.overhead, 1),
+            "key_block_cycles": round(steady.cycles, 1),
+            "sm_us": round(self.sm_seconds * 1e6, 3),
+            "hbm_us": round(self.limits.hbm_seconds * 1e6, 3),
+            "l2_us": round(self.limits.l2_seconds * 1e6, 3),
+            "replayed": [
+                {"key_blocks": r.iterations, "items": r.items, "cycles": round(r.run.cycles, 1)}
+                for r in self.replayed
+            ],
+            "utilisation": {
+                unit: round(busy / steady.cycles, 4) for unit, busy in steady.busy.items()
+            },
+            "gains": {unit: round(gain, 4) for unit, gain in self.gains.items()},
+            "stalls": {
+                role: {cause: round(cycles, 1) for cause, cycles in causes.items()}
+                for role, causes in steady.stalls.items()
+            },
+            "emulated_thread_instructions": self.emulated_instructions,
+            "wall_seconds": round(self.wall_seconds, 2),
+        }
+
+
+def _difference(long: Run, short: Run | None, blocks: int) -> Run:
+    """Per key block, and per warp of a role: the long run less the short one."""
+    empty = Run() if short is None else short
+    stalls = {}
+    for role, causes in long.stalls.items():
+        warps = long.role_warps[role] * blocks
+        before = empty.stalls.get(role, {})
+        stalls[role] = {
+            cause: (cycles - before.get(cause, 0.0)) / warps for cause, cycles in causes.items()
+        }
+    return Run(
+        cycles=(long.cycles - empty.cycles) / blocks,
+        busy={u: (c - empty.busy.get(u, 0.0)) / blocks for u, c in long.busy.items()},
+        stalls=stalls,
+        role_warps=long.role_warps,
+        instructions=(long.instructions - empty.instructions) // blocks,
+        tensor_flops=(long.tensor_flops - empty.tensor_flops) / blocks,
+    )
+
+
+def replay(
+    found: Sequence[Probe], hw: Hardware, faster: Hardware | None = None, *, few: bool = False
+) -> list[Replayed]:
+    """All recorded clusters of different lengths; ``few``: only what the slope needs.
+
+    faster: the SM to replay on, if it is not the one that the code is compiled for.
+    """
+    wanted: dict[tuple[int, int], tuple[Probe, Any]] = {}
+    for probe in found:
+        for iterations, warps in zip(probe.iterations, probe.records.clusters(), strict=True):
+            wanted.setdefault((iterations, probe.items if len(found) > 2 else 1), (probe, warps))
+    keys = sorted(wanted)
+    if few and len(keys) > 3:
+        keys = [keys[len(keys) // 2], keys[-1]]
+    blocks: dict[int, Blocks] = {}
+    out = []
+    for key in keys:
+        probe, warps = wanted[key]
+        code = probe.records.code
+        if id(code) not in blocks:
+            blocks[id(code)] = Blocks(code, faster or hw, hw)
+        run = simulate(warps, blocks[id(code)], faster or hw)
+        out.append(Replayed(key[0], key[1], run))
+    return out
+
+
+def item_cost(work: Workload, replayed: Sequence[Replayed]) -> ItemCost:
+    """The cycles of an item by its key blocks, from what was replayed."""
+    if not work.persistent:
+        return ItemCost(tuple((r.iterations, r.run.cycles) for r in replayed))
+    # cycles = start + per item * items + per block * key blocks
+    one = min((r for r in replayed if r.items == 1), key=lambda r: r.iterations, default=None)
+    if one is None or len(replayed) < 3:
+        raise RooflineError("a persistent kernel needs a problem of more than one key block")
+    two = next(r for r in replayed if r.items == 2)
+    long = max((r for r in replayed if r.items == 1), key=lambda r: r.iterations)
+    per_block = (long.run.cycles - one.run.cycles) / (long.iterations - one.iterations)
+    item = two.run.cycles - one.run.cycles
+    start = one.run.cycles - item
+    overhead = item - per_block * one.iterations
+    n = one.iterations
+    return ItemCost(((n, item), (2 * n, overhead + per_block * 2 * n)), start)
+
+
+def predict(
+    gpu: str | Gpu,
+    problem: Problem,
+    head_dim: int,
+    *,
+    kernel: str = "fa4",
+    dtype: str = "bf16",
+    gains: bool = True,
+    timeline: bool = False,
+) -> Prediction:
+    """Emulates, replays and extends; see `Prediction`. RooflineError for what cannot be asked."""
+    began = time.perf_counter()
+    gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    if problem.visible is not None:
+        raise RooflineError("visible: the kernels know dense and causal masks only")
+    hw = hardware(gpu)
+    work = workload(kernel, gpu, dtype, head_dim, problem.causal)
+    limits = bounds(problem, budget(gpu, work.tile_rows, work.tile_keys, head_dim, dtype=dtype))
+    found = probes(work, problem)
+    replayed = replay(found, hw)
+    cost = item_cost(work, replayed)
+    filled = _fill(gpu, work, problem, cost, found)
+    saved: dict[str, float] = {}
+    if gains:
+        base = _fill(gpu, work, problem, item_cost(work, replay(found, hw, few=True)), found)
+        for unit in UNITS:
+            faster = item_cost(work, replay(found, hw, hw.faster(unit, GAIN), few=True))
+            cycles = _fill(gpu, work, problem, faster, found).cycles
+            saved[unit] = 1.0 - cycles / base.cycles
+    spans: Sequence[Span] = ()
+    if timeline:
+        records = found[-1].records
+        warps = max(records.clusters(), key=lambda ws: sum(len(w.steps) for w in ws))
+        spans = simulate(warps, Blocks(records.code, hw), hw, timeline=True).spans
+    return Prediction(
+        gpu,
+        work,
+        problem,
+        tuple(replayed),
+        cost,
+        filled,
+        limits,
+        saved,
+        sum(_thread_instructions(p) for p in found),
+        time.perf_counter() - began,
+        found[-1].records,
+        spans,
+    )
+
+
+@dataclass(frozen=True)
+class RecordsReplay:
+    """A file of records, cluster by cluster."""
+
+    gpu: Gpu
+    records: Records
+    runs: tuple[Run, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        ctas, size = self.records.ctas, self.records.cluster_ctas
+        return {
+            "gpu": self.gpu.name,
+            "kernel": self.records.kernel,
+            "grid": list(self.records.grid),
+            "clusters": [
+                {
+                    "ctas": list(ctas[i * size : (i + 1) * size]),
+                    "cycles": round(run.cycles, 1),
+                    "warp_instructions": run.instructions,
+                    "busy": {unit: round(cycles, 1) for unit, cycles in run.busy.items()},
+                }
+                for i, run in enumerate(self.runs)
+            ],
+        }
+
+
+def replay_file(path: str, gpu: Gpu) -> RecordsReplay:
+    """Replays what `Records.save` wrote. RooflineError for a file that holds no such records."""
+    try:
+        records = Records.load(path)
+    except RecordsError as error:
+        raise RooflineError(str(error)) from None
+    except OSError as error:
+        raise RooflineError(f"{path}: cannot be read: {error.strerror}") from None
+    hw = hardware(gpu)
+    blocks = Blocks(records.code, hw)
+    return RecordsReplay(
+        gpu, records, tuple(simulate(warps, blocks, hw) for warps in records.clusters())
+    )
+
+
+def _thread_instructions(probe: Probe) -> int:
+    return sum(probe.records.lane_counts().values())
+
+
+def _fill(
+    gpu: Gpu, work: Workload, problem: Problem, cost: ItemCost, found: Sequence[Probe]
+) -> Filled:
+    blocks = in_grid_order(work.iterations(problem), problem, work.longest_first)
+    slots = int(gpu["sms"].value) // found[0].records.cluster_ctas
+    gap = float(gpu["cta_launch"].value)
+    return fill(item_cycles(cost, blocks), slots, gap, cost.start, work.persistent)

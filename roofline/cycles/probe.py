@@ -1,0 +1,176 @@
+"""Small problems that stand for a large one: what is emulated, and how many iterations it runs.
+
+An attention kernel repeats itself: along the keys, over heads and batches. So the emulator runs a
+few work items with few key blocks, and the model extends them (see `roofline.cycles.grid`); how
+long the sequence is then costs nothing. The probes keep what makes a problem special: the rest that
+is left of the last key block, the mask and its offset.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kernels.emulator.records import MORE, Event, Records, RecordsError, record
+from roofline.errors import RooflineError
+from roofline.gpus import ARCH_DEFAULTS, GPU_NAMES, Gpu
+from roofline.problem import Problem
+from roofline.terms import ceil_div
+
+#: What `--kernel fa4` stands for.
+KERNELS: Mapping[str, str] = {"fa4": "kernels.blackwell.workload:attention_forward"}
+#: Key blocks of the probes: by then the row maxima have settled, and with them the rescaling.
+SHORT, LONG = 16, 24
+CAUSAL = 16  # key blocks of the longest item of a causal probe
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A kernel as its workload function describes it (see kernels/blackwell/workload.py)."""
+
+    name: str
+    make: Any
+    gpu: str
+    dtype: str
+    head_dim: int
+    tile_rows: int
+    tile_keys: int
+    persistent: bool
+    longest_first: bool
+
+    def iterations(self, problem: Problem) -> list[int]:
+        """Key blocks of the work items of one head, in the order of their query rows."""
+        counts = []
+        for first in range(0, problem.seqlen, self.tile_rows):
+            last = min(first + self.tile_rows, problem.seqlen) - 1
+            counts.append(ceil_div(problem.keys_seen(last), self.tile_keys))
+        return counts
+
+
+@dataclass(frozen=True)
+class Probe:
+    """An emulated problem: its records, and the key blocks of each recorded cluster.
+
+    items: work items that the clusters have together.
+    """
+
+    problem: Problem
+    records: Records
+    iterations: tuple[int, ...]
+    items: int
+
+
+def workload(kernel: str, gpu: Gpu, dtype: str, head_dim: int, causal: bool) -> Workload:
+    """The kernel that an import string names. RooflineError if there is none, or it refuses."""
+    target = KERNELS.get(kernel, kernel)
+    module, colon, attribute = target.partition(":")
+    if not colon or not module or not attribute:
+        raise RooflineError(
+            f"kernel {kernel!r}: must be {' or '.join(KERNELS)}, or MODULE:FUNCTION"
+        )
+    try:
+        make = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise RooflineError(f"kernel {kernel!r}: cannot be imported: {error}") from None
+    name = gpu.name if gpu.name in GPU_NAMES else ARCH_DEFAULTS[gpu.arch_number]
+    dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(dtype, dtype)
+    first = Workload(kernel, make, name, dtype, head_dim, 1, 1, False, False)
+    made = _make(first, Problem(1, 1, 1, 1, 1, causal))
+    return replace(
+        first,
+        tile_rows=int(made["tile_rows"]),
+        tile_keys=int(made["tile_keys"]),
+        persistent=bool(made.get("persistent", False)),
+        longest_first=bool(made.get("longest_first", False)),
+    )
+
+
+def _make(work: Workload, problem: Problem) -> dict[str, Any]:
+    try:
+        made: dict[str, Any] = work.make(
+            gpu=work.gpu,
+            dtype=work.dtype,
+            head_dim=work.head_dim,
+            batch=problem.batch,
+            seqlen=problem.seqlen,
+            seqlen_k=problem.seqlen_k,
+            heads=problem.heads,
+            kv_heads=problem.kv_heads,
+            causal=problem.causal,
+        )
+    except ValueError as error:
+        raise RooflineError(f"kernel {work.name}: {' '.join(str(error).split())}") from None
+    return made
+
+
+def probes(work: Workload, problem: Problem) -> list[Probe]:
+    """The emulated stand-ins of a problem."""
+    if work.persistent:
+        return [_run(work, small) for small in _persistent_problems(work, problem)]
+    return [_run(work, small) for small in _problems(work, problem)]
+
+
+def _problems(work: Workload, problem: Problem) -> list[Problem]:
+    """One head. Dense: one item of few and one of more key blocks; causal: the first items."""
+    keys, rows = work.tile_keys, work.tile_rows
+    if problem.causal:
+        offset = problem.seqlen_k - problem.seqlen
+        length = min(problem.seqlen, max(rows, CAUSAL * keys // rows * rows))
+        rest = (problem.seqlen - length) % rows  # what the last item lacks
+        length -= rest if length > rest else 0
+        small_offset = offset if abs(offset) <= CAUSAL * keys else offset % keys
+        return [Problem(1, length, max(1, length + small_offset), 1, 1, True)]
+    blocks = ceil_div(problem.seqlen_k, keys)
+    lengths = [SHORT, LONG] if blocks > LONG else sorted({max(1, blocks // 2), blocks})
+    seqlen = min(problem.seqlen, rows)
+    return [
+        Problem(1, seqlen, problem.seqlen_k - (blocks - n) * keys, 1, 1, False) for n in lengths
+    ]
+
+
+def _persistent_problems(work: Workload, problem: Problem) -> list[Problem]:
+    """For a CTA that takes several items: one, two, and a longer one."""
+    singles = _problems(work, problem)
+    if problem.causal:
+        length = max(work.tile_rows, singles[0].seqlen // 2)
+        singles = [replace(singles[0], seqlen=length, seqlen_k=length), singles[0]]
+    two = replace(singles[0], heads=2, kv_heads=2)
+    return [singles[0], two, *singles[1:]]
+
+
+def _run(work: Workload, problem: Problem) -> Probe:
+    made = _make(work, problem)
+    # A persistent kernel sees one SM (a cluster's), so that its one cluster takes all items.
+    sms = int(made.get("cluster_ctas", 1)) if work.persistent else None
+    try:
+        records = record(made["fn"], *made["args"], gpu=work.gpu, roles=made.get("roles"), sms=sms)
+    except RecordsError as error:
+        raise RooflineError(f"kernel {work.name}: {error}") from None
+    items = work.iterations(problem) * (problem.heads * problem.batch)
+    clusters = len(records.ctas) // records.cluster_ctas
+    if work.persistent:
+        return Probe(problem, records, (sum(items),), len(items))
+    if clusters != len(items):
+        raise RooflineError(
+            f"kernel {work.name}: {clusters} clusters for {len(items)} work items of"
+            f" {work.tile_rows} rows; is it persistent?"
+        )
+    return Probe(problem, records, _by_work(records, items), len(items))
+
+
+def _by_work(records: Records, items: Sequence[int]) -> tuple[int, ...]:
+    """Key blocks of each cluster: the more a cluster multiplies, the more it has."""
+    flops = []
+    for warps in records.clusters():
+        total = 0
+        for warp in warps:
+            mma = warp.events[warp.events[:, 0] & ~MORE == Event.MMA]
+            total += int((mma[:, 1] * mma[:, 2] * (mma[:, 3] & 0xFFFF)).sum())
+        flops.append(total)
+    by_flops = sorted(range(len(flops)), key=lambda i: flops[i])
+    counts = [0] * len(flops)
+    for index, n in zip(by_flops, sorted(items), strict=True):
+        counts[index] = n
+    return tuple(counts)
