@@ -1,8 +1,9 @@
 """The register file of a warp: where each PTX register lives in memory, and views of it.
 
 Rows of 128 bytes hold 32 lanes of 32 bits. A .b64 register takes two rows (low halves, high
-halves), a .b128 register four, a .b16 register the first 64 bytes of a row, a predicate one 32-bit mask behind the rows.
-Only registers that cross a block boundary get a place: the others live and die in generated code.
+halves), a .b128 register four, a .b16 register the first 64 bytes of a row, a predicate one 32-bit
+mask behind the rows. Only registers that cross a block boundary get a place: the others live and
+die in generated code.
 """
 
 from __future__ import annotations

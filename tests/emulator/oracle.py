@@ -338,7 +338,7 @@ def _float_selection() -> None:
             op = f"{which}{ftz}{nan}{sign}{absolute}.f32"
             define(op, "f32", " ".join(["f32"] * n), signed_pick)
     for ftz in ("", ".ftz"):
-        # NaN: PTX leaves its payload open for both; an H200 and the emulator give the canonical NaN.
+        # NaN: PTX leaves its payload open; an H200 and the emulator give the canonical NaN.
         define(f"neg{ftz}.f32", "f32", "f32", lambda a, z=ftz: _nan_or(_ftz(a, z) ^ F32.sign))
         define(f"abs{ftz}.f32", "f32", "f32", lambda a, z=ftz: _nan_or(_ftz(a, z) & mask(31)))
     define("copysign.f32", "f32", "f32 f32", lambda a, b: a & F32.sign | b & mask(31))

@@ -1,8 +1,8 @@
 """Native instructions against a real H200, bit for bit: hardware/record_native.py recorded it.
 
-Opcodes whose results PTX fixes, and those it leaves open (NaN payloads, division by zero), must give
-the silicon's bits for 512 operands each. Approximations (ex2, lg2, ...) only say how far the silicon
-is from the true value; the emulator rounds it correctly.
+Opcodes whose results PTX fixes, and those it leaves open (NaN payloads, division by zero), must
+give the silicon's bits for 512 operands each. Approximations (ex2, lg2, ...) only say how far the
+silicon is from the true value; the emulator is within 0.51 ulp of it.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable
 
 from ..ptx.ast import Imm, Instr, RegPair, Sink
-from .builder import I1, I32, BlockBuilder, V, splat_i
+from .builder import BlockBuilder
+from .ir import I1, I32, V, splat_i
 
 FULL = 0xFFFFFFFF
 Emitter = Callable[[BlockBuilder, Instr], None]

@@ -191,9 +191,11 @@ def _propagate_nan64(b: Code, out: str, sources: list[str]) -> str:
     bits = splat_i(64, 0xFFF8000000000000)
     for v in reversed(sources):
         quiet = b.t(f"or {I64} {b.t(f'bitcast {F64} {v} to {I64}')}, {splat_i(64, 1 << 51)}")
-        bits = b.t(f"select {I1} {b.t(f'fcmp uno {F64} {v}, {ZERO}')}, {I64} {quiet}, {I64} {bits}")
+        nan = b.t(f"fcmp uno {F64} {v}, {ZERO}")
+        bits = b.t(f"select {I1} {nan}, {I64} {quiet}, {I64} {bits}")
     made = b.t(f"bitcast {I64} {bits} to {F64}")
-    return b.t(f"select {I1} {b.t(f'fcmp uno {F64} {out}, {ZERO}')}, {F64} {made}, {F64} {out}")
+    nan = b.t(f"fcmp uno {F64} {out}, {ZERO}")
+    return b.t(f"select {I1} {nan}, {F64} {made}, {F64} {out}")
 
 
 def min_max2(b: Code, which: str, keep_nan: bool, x: str, y: str) -> str:

@@ -1,13 +1,13 @@
 """Record what a real GPU gives for the oracle's opcodes, for test_native_hardware.py.
 
-    python -m tests.emulator.hardware.record_native make BUNDLE    where the project is installed
-    python record_native.py run BUNDLE ANSWERS                     on a Hopper GPU: driver and Python
+    python -m tests.emulator.hardware.record_native make BUNDLE    where the project is
+    python record_native.py run BUNDLE ANSWERS                     on a Hopper GPU
     python -m tests.emulator.hardware.record_native keep ANSWERS .../native_sm90.json
 
-``make`` writes kernels of a few opcodes each and their operands (fixed seed), ``run`` has the driver
-compile and execute them, ``keep`` writes a hash of each opcode's operands and results, and for the
-approximations the largest error in ulp. An opcode that the driver refuses in a kernel of its own is
-recorded as refused (an empty hash).
+``make`` writes kernels of a few opcodes each and their operands (fixed seed), ``run`` has the
+driver compile and execute them and needs nothing else, ``keep`` writes a hash of each opcode's
+operands and results, and for the approximations the largest error in ulp. An opcode that the driver
+refuses in a kernel of its own is recorded as refused (an empty hash).
 """
 
 from __future__ import annotations
