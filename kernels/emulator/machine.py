@@ -28,6 +28,7 @@ from .isa.table import Wait
 from .memory import GlobalMemory
 from .program import SHARED_WINDOW_BASE, Program, Segment, decode
 from .ptx import Module, parse
+from .records import Records
 from .schedule import AsyncQueues, Options, ReadyQueue
 from .state import Cta, Fragment, Warp
 from .tensormap import TensorMap
@@ -44,6 +45,7 @@ class LaunchResult:
     seconds: float = 0.0
     decode_seconds: float = 0.0
     findings: list[Finding] = field(default_factory=list)
+    records: Records | None = None
 
 
 @lru_cache(maxsize=8)
@@ -89,9 +91,15 @@ def run_launch(
     options = options or Options(seed=seed)
     program = load(ptx, launch.kernel, launch.cluster != (1, 1, 1))
     decode_seconds = time.perf_counter() - started
-    machine = Machine(program, launch, gpu, memory, roles or {}, max_instructions, options)
+    kind: type[Machine] = Machine
+    if options.record:
+        from .recorder import RecordingMachine  # which stands on this module
+
+        kind = RecordingMachine
+    machine = kind(program, launch, gpu, memory, roles or {}, max_instructions, options)
     result = run_machine(machine, progress)
     result.decode_seconds = decode_seconds
+    result.records = machine.records()
     return result
 
 
@@ -100,9 +108,11 @@ def run_machine(machine: Machine, progress: Callable[[float], None] | None = Non
     started = time.perf_counter()
     launch, result = machine.launch, LaunchResult()
     total = launch.grid[0] * launch.grid[1] * launch.grid[2]
-    for blocks in clusters(launch):
+    while (blocks := machine.next_cluster()) is not None:
+        if machine.options.leaves_out(blocks, launch.grid):
+            continue
         finding = machine.run_cluster(blocks)
-        result.ctas += len(blocks)
+        result.ctas = machine.ctas_taken
         if finding is not None:
             result.findings.append(finding)
             break
@@ -207,7 +217,10 @@ class Machine:
         self.params = self._parameter_block()
         self._maps: dict[bytes, TensorMap] = {}
         self._current: Warp | None = None
+        self._pending = clusters(launch)
+        self.ctas_taken = 0  # of the grid, by clusters that ran or were cancelled
         self._mask = 0
+        self.lanes = 0  # those that execute the instruction
 
     def _parameter_block(self) -> ctypes.Array[ctypes.c_char]:
         entry = self.program.entry
@@ -232,6 +245,22 @@ class Machine:
         if raw not in self._maps:
             self._maps[raw] = TensorMap.decode(raw)
         return self._maps[raw]
+
+    def records(self) -> Records | None:
+        """What a recording machine has recorded."""
+        return None
+
+    def next_cluster(self) -> list[Dim3] | None:
+        """The grid's next cluster that has not started: it starts, or another takes it over."""
+        blocks = next(self._pending, None)
+        if blocks is not None:
+            self.ctas_taken += len(blocks)
+        return blocks
+
+    def cancel_next(self) -> Dim3 | None:
+        """Cluster launch control: the first block of a cluster that will now not start, or None."""
+        blocks = self.next_cluster()
+        return blocks[0] if blocks is not None else None
 
     # -- one cluster ------------------------------------------------------------------------------
 
@@ -294,45 +323,19 @@ class Machine:
             self.ready.wake(warp)
 
     def _run_ready(self) -> None:
-        ready, segments, params = self.ready, self.program.segments, self._params_address
-        limit, asyncs = self.max_instructions, self.asyncs
+        """Turns, until no warp can run."""
+        ready, asyncs, steps = self.ready, self.asyncs, self.ready.steps
+        limit = self.max_instructions
         while ready:
             if asyncs:
                 asyncs.sometimes()
             warp = ready.next()
             self._current = warp
-            fragments = warp.fragments
-            if len(fragments) == 1:
-                fragment = fragments[0]
-                if fragment.wait is not None:
-                    continue
+            for _ in range(steps):
+                if not self._step(warp):
+                    break
             else:
-                lowest = _lowest(fragments)
-                if lowest is None:
-                    continue
-                fragment = lowest
-            warp.pc = pc = fragment.pc
-            self._mask = mask = fragment.mask
-            segment = segments[pc]
-            if segment.checks or segment.marks:
-                _check_written(warp, segment, mask)
-            if warp.pending_ld and segment.ld_touches:
-                self._touch_loads(warp, segment)
-            if segment.native:
-                taken = segment.run(warp.registers.address, mask, params)
-                self.executed += segment.count * mask.bit_count()
-                if segment.branch == "none":
-                    fragment.pc = pc + 1
-                elif segment.branch == "always" or taken == mask:
-                    fragment.pc = segment.target
-                elif taken == 0:
-                    fragment.pc = pc + 1
-                else:
-                    fragments.append(Fragment(taken, segment.target))
-                    fragment.mask = mask & ~taken
-                    fragment.pc = pc + 1
-            else:
-                self._execute(warp, fragment, segment, mask)
+                ready.again(warp)
             if limit is not None and self.executed > limit:
                 raise EmulatorFault(
                     "instruction_limit",
@@ -340,14 +343,50 @@ class Machine:
                     f" {limit}",
                     executed=self.executed,
                 )
-            fragments = warp.fragments
-            if len(fragments) > 1:
-                warp.merge()
-                fragments = warp.fragments
-            for fragment in fragments:
-                if fragment.wait is None:
-                    ready.again(warp)
-                    break
+
+    def _step(self, warp: Warp) -> bool:
+        """Executes one segment of one fragment; False if none of the warp's can run any more."""
+        fragments = warp.fragments
+        if len(fragments) == 1:
+            fragment = fragments[0]
+            if fragment.wait is not None:
+                return False
+        else:
+            lowest = _lowest(fragments)
+            if lowest is None:
+                return False
+            fragment = lowest
+        warp.pc = pc = fragment.pc
+        self._mask = mask = fragment.mask
+        segment = self.program.segments[pc]
+        if segment.checks or segment.marks:
+            _check_written(warp, segment, mask)
+        if warp.pending_ld and segment.ld_touches:
+            self._touch_loads(warp, segment)
+        if not segment.native:
+            self._execute(warp, fragment, segment, mask)
+        elif segment.converged and mask != warp.alive:
+            self._converge(warp, fragment, segment, mask)
+        else:
+            taken = segment.run(warp.registers.address, mask, self._params_address)
+            self.executed += segment.count * mask.bit_count()
+            if segment.syncs and self.race is not None:
+                self.race.warp_sync(warp)
+            if segment.branch == "none":
+                fragment.pc = pc + 1
+            elif segment.branch == "always" or taken == mask:
+                fragment.pc = segment.target
+            elif taken == 0:
+                fragment.pc = pc + 1
+            else:
+                fragments.append(Fragment(taken, segment.target))
+                fragment.mask = mask & ~taken
+                fragment.pc = pc + 1
+        fragments = warp.fragments
+        if len(fragments) == 1:
+            return fragments[0].wait is None
+        warp.merge()
+        return any(fragment.wait is None for fragment in warp.fragments)
 
     def _execute(self, warp: Warp, fragment: Fragment, segment: Segment, mask: int) -> None:
         """One machine instruction."""
@@ -360,6 +399,7 @@ class Machine:
             if segment.converged and active != warp.alive:
                 self._converge(warp, fragment, segment, active)
                 return
+            self.lanes = active
             wait = segment.run(warp, active)
             if wait is not None:
                 if wait.retry is False:

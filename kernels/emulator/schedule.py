@@ -36,6 +36,14 @@ class Options:
     visibility: str = "eager"
     checks: bool = True
     profile: str = "silicon"
+    record: bool = False
+    ctas: frozenset[int] | None = None  # linear indices of the CTAs to run; None: all
+
+    def leaves_out(self, blocks: list[tuple[int, int, int]], grid: tuple[int, int, int]) -> bool:
+        """Whether none of a cluster's CTAs is to run."""
+        if self.ctas is None:
+            return False
+        return not any(x + grid[0] * (y + grid[1] * z) in self.ctas for x, y, z in blocks)
 
 
 class ReadyQueue:
@@ -45,6 +53,8 @@ class ReadyQueue:
         self.policy = policy
         self.random = random.Random(seed)
         self._warps: deque[Warp] = deque()
+        # Segments a turn: fewer turns are faster, single steps mix warps most.
+        self.steps = {"round_robin": 8, "run_until_blocked": 4096}.get(policy, 1)
         self._shuffled = policy in ("random", "adversarial")
 
     def __bool__(self) -> bool:
@@ -60,10 +70,7 @@ class ReadyQueue:
         """The warp that just ran a step can run another."""
         if not warp.queued:
             warp.queued = True
-            if self.policy == "run_until_blocked":
-                self._warps.appendleft(warp)
-            else:
-                self._warps.append(warp)
+            self._warps.append(warp)
 
     def next(self) -> Warp:
         if self._shuffled:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .findings import EmulatorFault
+from .isa.cp_async import CopyGroups
 from .isa.table import Wait
 from .memory import SharedMemory, TensorMemory
 from .registers import WarpRegisters
@@ -52,6 +53,7 @@ class Warp:
         "r32",
         "registers",
         "bulk",
+        "copies",
         "pc",
         "pending_ld",
         "pending_st",
@@ -73,6 +75,7 @@ class Warp:
         self.pending_ld: list[PendingLoad] = []
         self.pending_st: list[AsyncOp] = []
         self.bulk: dict[int, BulkGroups] = {}  # by lane
+        self.copies = CopyGroups()
         self.timed_out = False  # the soft wait that runs next may give up
         self.queued = False
         self.unwritten = dict.fromkeys(program.tracked, 0xFFFFFFFF)  # lanes that never wrote it
@@ -174,6 +177,7 @@ class Cta:
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         self.threads_rounded = (threads + 31) // 32 * 32
         self.cta_group: int | None = None  # of its tcgen05 instructions
+        self.launch_refused = False  # it has seen launch control refuse
         self.pair_calls: dict[str, PairCall] = {}  # collective calls that wait for the peer CTA
         self.gave_up_at: int | None = None  # machine events when a soft wait last gave up
         self.waiting: dict[tuple[Any, ...], list[tuple[Warp, Fragment]]] = {}

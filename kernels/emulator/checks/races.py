@@ -24,6 +24,7 @@ from ..memory.tensor import COLUMNS
 from .clocks import (
     ASYNC,
     GENERIC,
+    LOOSE,
     TENSOR_CORE,
     TMA_LOAD,
     TMA_STORE,
@@ -38,6 +39,7 @@ from .clocks import (
     join,
 )
 from .shadow import Cells, Conflict, Shadow
+from .threads import CP_ASYNC, ST_ASYNC, ThreadHooks
 
 if TYPE_CHECKING:
     from ..program import Program
@@ -51,12 +53,27 @@ QUADS = 4  # of 32 Tensor Memory lanes
 
 @dataclass(slots=True)
 class _Barrier:
-    """Clocks of an mbarrier: arrivals of the open phase, and of all completed ones."""
+    """Clocks of an mbarrier: arrivals of the open phase, and of all completed ones; ``far``: what
+    other CTAs' threads published to them at cluster scope. Its init, and the fence behind that
+    which shows it to the async proxy."""
 
     open: Bundle
     done: Bundle
     init_agent: int
     init_clock: int
+    fence_clock: int | None = None
+    far_open: Bundle | None = None
+    far_done: Bundle | None = None
+    seen: dict[Any, int] = field(default_factory=dict)  # warp -> the last phase it waited for
+
+
+@dataclass(slots=True)
+class _Lanes:
+    """A warp's agent (isa profile): which lanes accessed memory since the warp last met as a whole,
+    and the agent's clock when it did."""
+
+    clock: int = 0
+    since: int = 0
 
 
 @dataclass
@@ -65,14 +82,16 @@ class _CtaShadow:
     tmem: Shadow
     base: int
     mbarriers: dict[int, _Barrier] = field(default_factory=dict)
+    unfenced: dict[Any, list[_Barrier]] = field(default_factory=dict)  # by who initialised them
     named: dict[int, Bundle] = field(default_factory=dict)
 
 
-class RaceDetector:
+class RaceDetector(ThreadHooks):
     """Clocks and shadows of the CTAs that run together. Methods name what happened; those that
     access memory raise `EmulatorFault` for an unordered conflict."""
 
     def __init__(self, program: Program, profile: str) -> None:
+        super().__init__()
         self.program = program
         self.strict = profile == "isa"
         self.tmem_row = TMEM_VIEW if self.strict else GENERIC
@@ -81,6 +100,9 @@ class RaceDetector:
         self._ld: dict[Any, Agent] = {}
         self._st: dict[Any, Agent] = {}
         self._core: dict[Any, Agent] = {}
+        self._parts: dict[Any, Agent] = {}  # accesses by some lanes of a warp only (isa profile)
+        self._lanes: dict[int, _Lanes] = {}  # by agent
+        self._fenced: dict[Any, Bundle] = {}  # a warp's bundle at its last fence.acq_rel or .sc
         self._ctas: dict[int, _CtaShadow] = {}
         self.cluster_open: Bundle = self.agents.zero()
 
@@ -91,7 +113,7 @@ class RaceDetector:
         self._ctas[id(cta)] = _CtaShadow(smem, Shadow(QUADS * COLUMNS), cta.smem.base)
         for warp in cta.warps:
             agent = self.agents.add(WARP, warp)
-            agent.bundle[:, agent.index] = 1
+            agent.bundle[GENERIC, agent.index] = 1
             self._warps[warp] = agent
 
     def _own(self, table: dict[Any, Agent], kind: str, warp: Warp) -> Agent:
@@ -103,14 +125,63 @@ class RaceDetector:
 
     # -- ordinary synchronisation ----------------------------------------------------------------
 
-    def _release(self, warp: Warp) -> Bundle:
-        """What an arrival of the warp publishes: a view of its bundle; its clock then ticks."""
+    def _release(self, warp: Warp, lanes: int | None = None) -> Bundle:
+        """What an arrival by ``lanes`` (None: by each) of the warp publishes: a view of its bundle;
+        its clock then ticks."""
         agent = self._warps[warp]
         bundle = self.agents.fit(agent).copy()
         bundle[TMEM_VIEW] = 0
+        if self.strict and lanes is not None and lanes != warp.alive:
+            self._only_of(warp, lanes, bundle)
         agent.clock += 1
         agent.bundle[GENERIC, agent.index] = agent.clock
         return bundle
+
+    def _only_of(self, warp: Warp, lanes: int, bundle: Bundle) -> None:
+        """Takes out of the bundle what other lanes did since bar.warp.sync or a barrier: a thread's
+        release does not cover its neighbours (PTX ISA 9.1 section 8.8, base causality order)."""
+        for table in (self._warps, self._parts, self._ld, self._st):
+            agent = table.get(warp)
+            state = self._lanes.get(agent.index) if agent is not None else None
+            if agent is not None and state is not None and state.since & ~lanes:
+                own = bundle[:, agent.index]
+                np.minimum(own, state.clock, out=own)
+
+    def warp_sync(self, warp: Warp) -> None:
+        """All lanes of the warp met at a barrier that orders their memory accesses."""
+        if not self.strict:
+            return
+        for table in (self._warps, self._parts, self._ld, self._st):
+            if (agent := table.get(warp)) is not None:
+                state = self._lanes.setdefault(agent.index, _Lanes())
+                state.clock, state.since = agent.clock, 0
+                if agent.kind == WARP:
+                    agent.clock += 1
+        own = self._warps[warp]
+        own.bundle[GENERIC, own.index] = own.clock
+
+    def _issuer(self, warp: Warp) -> Bundle:
+        """What comes before an operation that the executing lanes issue to an engine."""
+        bundle = self.agents.fit(self._warps[warp])
+        lanes = warp.cta.machine.lanes
+        if self.strict and lanes != warp.alive:
+            bundle = bundle.copy()
+            self._only_of(warp, lanes, bundle)
+        return bundle
+
+    def _engine(self, kind: str, warp: Warp) -> Agent:
+        """The agent of one asynchronous operation."""
+        engine = self.agents.engine(kind, self._warps[warp])
+        lanes = warp.cta.machine.lanes
+        if self.strict and lanes != warp.alive:
+            self._only_of(warp, lanes, engine.bundle)
+        return engine
+
+    def _touched(self, agent: Agent, lanes: int) -> None:
+        state = self._lanes.get(agent.index)
+        if state is None:
+            state = self._lanes[agent.index] = _Lanes()
+        state.since |= lanes
 
     def _acquire(self, warp: Warp, bundle: Bundle) -> None:
         agent = self._warps[warp]
@@ -119,7 +190,9 @@ class RaceDetector:
     def mbarrier_init(self, warp: Warp, cta: Cta, addr: int) -> None:
         agent = self._warps[warp]
         zero = self.agents.zero
-        self._ctas[id(cta)].mbarriers[addr] = _Barrier(zero(), zero(), agent.index, agent.clock)
+        barrier = _Barrier(zero(), zero(), agent.index, agent.clock)
+        self._ctas[id(cta)].mbarriers[addr] = barrier
+        self._ctas[id(warp.cta)].unfenced.setdefault(warp, []).append(barrier)
 
     def _barrier(self, cta: Cta, addr: int, view: NDArray[np.int32], what: str) -> _Barrier | None:
         barrier = self._ctas[id(cta)].mbarriers.get(addr)
@@ -135,15 +208,100 @@ class RaceDetector:
             )
         return barrier
 
-    def mbarrier_arrive(self, warp: Warp, cta: Cta, addr: int) -> None:
-        view = self.agents.fit(self._warps[warp])[GENERIC]
-        if (barrier := self._barrier(cta, addr, view, "arrival")) is not None:
-            barrier.open = join(barrier.open, self._release(warp))
+    def fence_mbarrier_init(self, warp: Warp) -> None:
+        """The warp's initialisations so far can be seen by the async proxy, and in the cluster."""
+        for barrier in self._ctas[id(warp.cta)].unfenced.pop(warp, ()):
+            barrier.fence_clock = self._warps[warp].clock
 
-    def mbarrier_wait(self, warp: Warp, cta: Cta, addr: int) -> None:
+    def _check_init_fence(self, barrier: _Barrier, bundle: Bundle, what: str, addr: int) -> None:
+        """TMA and the tensor core must see an initialised mbarrier: their accesses are the async
+        proxy's, its initialisation is not (PTX ISA 9.1 sections 8.6 and 9.7.13.4)."""
+        init, fence = barrier.init_agent, barrier.fence_clock
+        if bundle[ASYNC, init] >= barrier.init_clock:
+            return
+        if fence is not None and bundle[GENERIC, init] >= fence:
+            return
+        raise EmulatorFault(
+            "missing_mbarrier_init_fence",
+            f"{what} at {addr:#x}: between mbarrier.init by"
+            f" {self._name(self.agents.all[init])} and an arrival by the async proxy,"
+            " fence.mbarrier_init or fence.proxy.async is missing",
+            address=addr,
+        )
+
+    def mbarrier_arrive(
+        self, warp: Warp, cta: Cta, addr: int, lanes: int | None = None, order: str = ""
+    ) -> None:
+        """lanes: those that arrive. order: the instruction's .sem.scope, if it has one."""
         view = self.agents.fit(self._warps[warp])[GENERIC]
-        if (barrier := self._barrier(cta, addr, view, "wait")) is not None:
+        if (barrier := self._barrier(cta, addr, view, "arrival")) is None:
+            return
+        bundle = self._release(warp, lanes)
+        if self.strict:
+            bundle = self._weakened(warp, bundle, order, cta is not warp.cta)
+            if cta is not warp.cta:
+                far = barrier.far_open
+                barrier.far_open = bundle if far is None else join(far, bundle)
+                return
+        barrier.open = join(barrier.open, bundle)
+
+    def _weakened(self, warp: Warp, bundle: Bundle, order: str, remote: bool) -> Bundle:
+        """What an arrival with this .sem.scope publishes by the PTX text: a relaxed one what the
+        last fence covered, one to another CTA's barrier at .cta scope (the default) nothing."""
+        relaxed, narrow = "relaxed" in order, remote and "cluster" not in order
+        if not relaxed and not narrow:
+            return bundle
+        np.maximum(bundle[LOOSE], bundle[GENERIC], out=bundle[LOOSE])
+        bundle[GENERIC], bundle[ASYNC] = 0, 0
+        if narrow:
+            bundle[TMEM_OUT] = 0
+        elif (fenced := self._fenced.get(warp)) is not None:
+            bundle = join(bundle, fenced)
+        return bundle
+
+    def mbarrier_wait(self, warp: Warp, cta: Cta, addr: int, order: str = "") -> None:
+        """order: the instruction's .sem.scope, if it has one."""
+        view = self.agents.fit(self._warps[warp])[GENERIC]
+        if (barrier := self._barrier(cta, addr, view, "wait")) is None:
+            return
+        far = barrier.far_done
+        if "relaxed" not in order or not self.strict:
             self._acquire(warp, barrier.done)
+        else:
+            self._acquire(warp, self._loose(barrier.done))
+        if far is not None:
+            whole = "cluster" in order and "relaxed" not in order
+            self._acquire(warp, far if whole else self._loose(far))
+
+    def _loose(self, bundle: Bundle) -> Bundle:
+        """What a wait takes in that is relaxed, or whose scope is too narrow: execution order, on
+        which tcgen05.fence builds (PTX ISA 9.1 section 9.7.16.6.4), and what a fence may add."""
+        out = self.agents.zero()
+        np.maximum(bundle[LOOSE], bundle[GENERIC], out=out[LOOSE, : bundle.shape[1]])
+        out[TMEM_OUT, : bundle.shape[1]] = bundle[TMEM_OUT]
+        return out
+
+    def mbarrier_missed(self, warp: Warp, addr: int, parity: int, phase: int) -> None:
+        """A wait by parity, with the barrier in ``phase``. Raises mbarrier_missed_phase where the
+        warp, which waited for each phase before, is two or more behind: it would take a later phase
+        for the one it waits for, or wait for one that is long over."""
+        barrier = self._ctas[id(warp.cta)].mbarriers.get(addr)
+        if barrier is None:
+            return
+        last = barrier.seen.get(warp, -1)
+        wanted = last if parity == last & 1 else last + 1
+        if wanted > last and phase > wanted + 1:
+            raise EmulatorFault(
+                "mbarrier_missed_phase",
+                f"{warp.name} waits for parity {parity} of the mbarrier at {addr:#x}: for it that"
+                f" is phase {wanted}, but the barrier is in phase {phase} already; its arrivals"
+                " must wait until every waiter has seen a phase",
+                address=addr,
+                waits_for=wanted,
+                phase=phase,
+            )
+        if phase & 1 != parity:
+            barrier.seen[warp] = phase - 1
 
     def brings(self, warp: Warp, cta: Cta, addr: int) -> bool:
         """Whether waiting for the mbarrier now would order anything for the warp that is not
@@ -160,6 +318,10 @@ class RaceDetector:
         if barrier is not None:
             barrier.done = join(barrier.done, barrier.open)
             barrier.open = self.agents.zero()
+            if barrier.far_open is not None:
+                far = barrier.far_done
+                barrier.far_done = barrier.far_open if far is None else join(far, barrier.far_open)
+                barrier.far_open = None
 
     def named_arrive(self, warp: Warp, cta: Cta, index: int) -> None:
         named = self._ctas[id(cta)].named
@@ -168,6 +330,7 @@ class RaceDetector:
     def named_release(self, cta: Cta, index: int, waiters: list[Warp]) -> None:
         bundle = self._ctas[id(cta)].named.pop(index)
         for warp in waiters:
+            self.warp_sync(warp)
             self._acquire(warp, bundle)
 
     def cluster_arrive(self, warp: Warp) -> None:
@@ -175,9 +338,20 @@ class RaceDetector:
 
     def cluster_release(self, waiters: list[Warp]) -> None:
         for warp in waiters:
+            self.warp_sync(warp)
             self._acquire(warp, self.cluster_open)
 
     # -- fences ----------------------------------------------------------------------------------
+
+    def fence(self, warp: Warp) -> None:
+        """fence.acq_rel or fence.sc: earlier relaxed waits acquire, later relaxed arrivals
+        release. (Its scope is not compared: no kernel seen has one that is too narrow.)"""
+        if not self.strict:
+            return
+        bundle = self.agents.fit(self._warps[warp])
+        np.maximum(bundle[GENERIC], bundle[LOOSE], out=bundle[GENERIC])
+        self._fenced[warp] = bundle.copy()
+        self._fenced[warp][TMEM_VIEW] = 0
 
     def fence_proxy_async(self, warp: Warp) -> None:
         bundle = self._warps[warp].bundle
@@ -201,6 +375,8 @@ class RaceDetector:
         if nbytes < CELL_BYTES:
             return
         agent = self._warps[warp]
+        if self.strict:
+            agent = self._lane_agent(warp, agent)
         shadow = self._ctas[id(cta)]
         cells = (addrs - shadow.base) >> 2
         words = nbytes // CELL_BYTES
@@ -210,11 +386,28 @@ class RaceDetector:
             cells = np.sort(cells)
         self._access(shadow.smem, cells, agent, GENERIC, write, warp.pc, "smem", shadow.base)
 
+    def _lane_agent(self, warp: Warp, agent: Agent) -> Agent:
+        """Who is recorded for an access by the lanes that execute: the warp, or a second agent for
+        a part of it, so that what one lane did is told from what they all did."""
+        lanes = warp.cta.machine.lanes
+        if lanes != warp.alive:
+            part = self._parts.get(warp)
+            if part is None:
+                part = self._parts[warp] = self.agents.add(WARP, warp)
+            self.agents.fit(agent)
+            agent.bundle[GENERIC, part.index] = part.clock
+            part.bundle = agent.bundle
+            agent = part
+        self._touched(agent, lanes)
+        return agent
+
     def _access(
         self, shadow: Shadow, cells: Cells, agent: Agent, row: int, write: bool, pc: int,
-        space: str, base: int,
+        space: str, base: int, view: NDArray[np.int32] | None = None,
     ) -> None:  # fmt: skip
-        view = self.agents.fit(agent)[row]
+        """``view``: in the place of the agent's row."""
+        if view is None:
+            view = self.agents.fit(agent)[row]
         touch = shadow.write if write else shadow.read
         conflict = touch(cells, view, agent.index, agent.clock, pc)
         if conflict is not None:
@@ -224,7 +417,7 @@ class RaceDetector:
 
     def tma_load(self, warp: Warp, cta: Cta, addr: int, nbytes: int) -> Agent:
         """A copy into shared memory is issued; pass the agent to `engine_arrive` at completion."""
-        engine = self.agents.engine(TMA_LOAD, self._warps[warp])
+        engine = self._engine(TMA_LOAD, warp)
         shadow = self._ctas[id(cta)]
         cells = slice((addr - shadow.base) >> 2, (addr - shadow.base + nbytes + 3) >> 2)
         self._access(shadow.smem, cells, engine, ASYNC, True, warp.pc, "smem", shadow.base)
@@ -232,7 +425,7 @@ class RaceDetector:
 
     def tma_store(self, warp: Warp, cta: Cta, addr: int, nbytes: int) -> Agent:
         """A copy out of shared memory is issued; pass the agent to `engine_wait`."""
-        engine = self.agents.engine(TMA_STORE, self._warps[warp])
+        engine = self._engine(TMA_STORE, warp)
         shadow = self._ctas[id(cta)]
         cells = slice((addr - shadow.base) >> 2, (addr - shadow.base + nbytes + 3) >> 2)
         self._access(shadow.smem, cells, engine, ASYNC, False, warp.pc, "smem", shadow.base)
@@ -250,9 +443,10 @@ class RaceDetector:
         self._barrier(cta, addr, view, what)
 
     def engine_arrive(self, engine: Agent, cta: Cta, addr: int) -> None:
-        """An engine completes on an mbarrier: all that it did, and all it followed, is published."""
+        """An engine completes on an mbarrier: all that it did and followed is published."""
         barrier = self._ctas[id(cta)].mbarriers.get(addr)
         if barrier is not None:
+            self._check_init_fence(barrier, self.agents.fit(engine), engine.kind, addr)
             barrier.open = join(barrier.open, self._published(engine))
 
     def engine_wait(self, warp: Warp, engine: Agent, clock: int) -> None:
@@ -289,6 +483,8 @@ class RaceDetector:
         agent.bundle = join(self.agents.fit(agent), self.agents.fit(issuer))
         agent.clock += 1
         agent.bundle[:, agent.index] = agent.clock
+        if self.strict:
+            self._touched(agent, warp.alive)
         shadow = self._ctas[id(cta)].tmem
         for start in (column,) if split is None else (column, column + split):
             first = (warp.index & 3) * COLUMNS + start
@@ -324,7 +520,7 @@ class RaceDetector:
         Tensor Memory, and of D. quads: of D's lanes.
         """
         core = self._own(self._core, TENSOR_CORE, warp)
-        core.bundle = join(self.agents.fit(core), self.agents.fit(self._warps[warp]))
+        core.bundle = join(self.agents.fit(core), self._issuer(warp))
         core.clock += 1
         core.bundle[:, core.index] = core.clock
         for cta in ctas:
@@ -351,8 +547,9 @@ class RaceDetector:
     def commit(self, warp: Warp, cta: Cta, addr: int) -> Bundle:
         """tcgen05.commit is issued: the bundle that its arrival will publish (`bundle_arrive`)."""
         core = self._own(self._core, TENSOR_CORE, warp)
-        view = self.agents.fit(self._warps[warp])[GENERIC]
-        self._barrier(cta, addr, view, "tcgen05.commit")
+        bundle = self.agents.fit(self._warps[warp])
+        if (barrier := self._barrier(cta, addr, bundle[GENERIC], "tcgen05.commit")) is not None:
+            self._check_init_fence(barrier, bundle, "tcgen05.commit", addr)
         return self._published(core)
 
     def bundle_arrive(self, bundle: Bundle, cta: Cta, addr: int) -> None:
@@ -366,13 +563,17 @@ class RaceDetector:
             self._ctas[id(cta)].tmem.forget(slice(first, first + columns))
 
     def tmem_freed(self, warp: Warp, cta: Cta, column: int, columns: int) -> None:
-        """Freeing counts as a write: nobody may still be using the columns."""
+        """Freeing counts as a write: nobody may still be using the columns. It is synchronous, so
+        it needs no fence in front of it; what others did must have been published behind one."""
         agent = self._warps[warp]
+        bundle, row, view = self.agents.fit(agent), GENERIC, None
+        if self.strict:
+            row, view = TMEM_VIEW, np.maximum(bundle[TMEM_VIEW], bundle[TMEM_OUT])
         shadow = self._ctas[id(cta)].tmem
         for quad in range(QUADS):
             first = quad * COLUMNS + column
             cells = slice(first, first + columns)
-            self._access(shadow, cells, agent, GENERIC, True, warp.pc, "tmem", 0)
+            self._access(shadow, cells, agent, row, True, warp.pc, "tmem", 0, view)
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -444,8 +645,18 @@ class RaceDetector:
                 "tcgen05.fence::before_thread_sync before, or ::after_thread_sync behind, the"
                 " synchronisation between them is missing",
             )
+        if conflict.clock <= int(bundle[LOOSE, other.index]):
+            return (
+                "sync_scope_too_narrow",
+                "what synchronises them is relaxed, or its scope (.cta where none is given) does"
+                " not reach both threads",
+            )
         if other.kind == TMA_LOAD:
             return "tma_load_not_waited", "the copy's mbarrier was not waited for"
+        if other.kind == CP_ASYNC:
+            return "cp_async_not_waited", "cp.async.wait_group or the copy's mbarrier is missing"
+        if other.kind == ST_ASYNC:
+            return "st_async_not_waited", "the store's mbarrier was not waited for"
         if other.kind == TMA_STORE:
             return "tma_store_not_waited", "cp.async.bulk.wait_group is missing"
         if other.kind == TENSOR_CORE:

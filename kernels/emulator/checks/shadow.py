@@ -30,6 +30,7 @@ class Shadow:
         self._w_clock = np.zeros(cells, np.int32)
         self._w_pc = np.zeros(cells, np.int32)
         self._reads: dict[int, _Reader] = {}
+        self._atomic: tuple[NDArray[np.int16], NDArray[np.int32]] | None = None
 
     def read(
         self, cells: Cells, view: NDArray[np.int32], agent: int, clock: int, pc: int
@@ -67,6 +68,24 @@ class Shadow:
         self._w_clock[cells] = clock
         self._w_pc[cells] = pc
         return conflict
+
+    def atomic_cells(self, cells: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which cells were last written by an atomic operation (as far as clocks tell: an ordinary
+        write of the same agent at the same clock passes for one)."""
+        if self._atomic is None:
+            return np.zeros(cells.size, np.bool_)
+        agents, clocks = self._atomic
+        same = (self._w_agent[cells] == agents[cells]) & (self._w_clock[cells] == clocks[cells])
+        return np.asarray(same & (agents[cells] != 0), np.bool_)
+
+    def mark_atomic(self, cells: NDArray[np.int64], agent: int, clock: int, pc: int) -> None:
+        """Records an atomic operation as the cells' last write."""
+        if self._atomic is None:
+            self._atomic = (np.zeros(self.cells, np.int16), np.zeros(self.cells, np.int32))
+        for arrays in ((self._w_agent, self._w_clock), self._atomic):
+            arrays[0][cells] = agent
+            arrays[1][cells] = clock
+        self._w_pc[cells] = pc
 
     def _against_writes(self, cells: Cells, view: NDArray[np.int32]) -> Conflict | None:
         agents = self._w_agent[cells]

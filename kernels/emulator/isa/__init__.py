@@ -1,6 +1,18 @@
 """Instructions that the machine executes itself, one file per family."""
 
-from . import allocation, bulk, collective, memory, sync, tensor  # noqa: F401  (fill the table)
+from . import (  # noqa: F401  (they fill the table)
+    addresses,
+    allocation,
+    atomics,
+    bulk,
+    collective,
+    cp_async,
+    launch_control,
+    matrix,
+    memory,
+    sync,
+    tensor,
+)
 from .table import FULL, LANES, Handler, Wait, bind, first_lane
 
 __all__ = ["FULL", "LANES", "Handler", "Wait", "bind", "first_lane"]

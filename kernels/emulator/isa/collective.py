@@ -163,5 +163,14 @@ def activemask(b: Binding) -> Handler:
 
 @machine(r"bar\.warp\.sync")
 def bar_warp(b: Binding) -> Handler:
+    """Lanes meet, and their earlier memory accesses are ordered before their later ones."""
     members = _member_mask(b, b.ins.operands[0] if b.ins.operands else Imm(-1))
-    return lambda w, mask: _gather(w, mask, members(w, mask), b)
+
+    def run(w: Warp, mask: int) -> Wait | None:
+        if (wait := _gather(w, mask, members(w, mask), b)) is not None:
+            return wait
+        if mask == w.alive and (race := w.cta.machine.race) is not None:
+            race.warp_sync(w)
+        return None
+
+    return run

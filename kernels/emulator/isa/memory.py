@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..memory.shared import ELEMENT_DTYPES
 from ..ptx.ast import Imm, Reg, Vec
 from ..schedule import CTA_RANK_SHIFT, CTA_WINDOW_MASK
-from .table import FULL, LANES, Binding, Handler, machine
+from .table import FULL, LANES, SHARED_GENERIC_BASE, Binding, Handler, machine
 
 if TYPE_CHECKING:
     from ..state import Cta, Warp
@@ -32,7 +33,7 @@ def _pattern(op: str) -> str:
     return (
         rf"{op}{_ACQUIRE}{_HINTS}"
         rf"(?:\.(?P<space>shared|shared::cta|shared::cluster|global))?{_HINTS}"
-        r"(?:\.(?P<vec>v2|v4|v8))?\.(?P<kind>[busf])(?P<bits>8|16|32|64)"
+        r"(?:\.(?P<vec>v2|v4|v8))?\.(?P<kind>[busf])(?P<bits>8|16|32|64|128)"
     )
 
 
@@ -53,6 +54,47 @@ def store_shared(w: Warp, addrs: NDArray[np.int64], data: NDArray[np.uint8]) -> 
         if (race := w.cta.machine.race) is not None:
             race.smem(w, cta, own, data.shape[1], write=True)
         cta.smem.store(own, data if lanes is None else data[lanes])
+
+
+def is_shared(addrs: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which generic addresses lie in the shared window."""
+    return addrs >= SHARED_GENERIC_BASE
+
+
+def load_generic(w: Warp, addrs: NDArray[np.int64], nbytes: int) -> NDArray[np.uint8]:
+    """Bytes at each lane's generic address, in shared or global memory."""
+    shared = is_shared(addrs)
+    if not shared.any():
+        return w.cta.gmem.load(addrs, nbytes)
+    if shared.all():
+        return load_shared(w, addrs - SHARED_GENERIC_BASE, nbytes)
+    out = np.empty((addrs.size, nbytes), np.uint8)
+    out[shared] = load_shared(w, addrs[shared] - SHARED_GENERIC_BASE, nbytes)
+    out[~shared] = w.cta.gmem.load(addrs[~shared], nbytes)
+    return out
+
+
+def store_generic(w: Warp, addrs: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+    shared = is_shared(addrs)
+    if not shared.all():
+        w.cta.gmem.store(addrs[~shared], data[~shared])
+    if shared.any():
+        store_shared(w, addrs[shared] - SHARED_GENERIC_BASE, data[shared])
+
+
+def load_global(w: Warp, addrs: NDArray[np.int64], nbytes: int) -> NDArray[np.uint8]:
+    return w.cta.gmem.load(addrs, nbytes)
+
+
+def store_global(w: Warp, addrs: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+    w.cta.gmem.store(addrs, data)
+
+
+def accessors(space: str):  # type: ignore[no-untyped-def]
+    """(load, store) of a state space: ``global``, ``shared...`` or, if empty, generic."""
+    if space.startswith("shared"):
+        return load_shared, store_shared
+    return (load_global, store_global) if space == "global" else (load_generic, store_generic)
 
 
 def by_cta(
@@ -78,25 +120,22 @@ def load(b: Binding) -> Handler:
     if len(items) != count:
         raise b.unsupported(f"{len(items)} destinations for a vector of {count}")
     address = b.addresses(source)
-    shared = (b.match["space"] or "").startswith("shared")
-    writers = [_element_writer(b, item, nbytes, kind) for item in items]
+    fetch, _ = accessors(b.match["space"] or "")
+    writers = [element_writer(b, item, nbytes, kind) for item in items]
     total = count * nbytes
 
     def run(w: Warp, mask: int) -> None:
         addrs = address(w)
         if mask != FULL:
             addrs = addrs[LANES[mask]]
-        if shared:
-            data = load_shared(w, addrs, total)
-        else:
-            data = w.cta.gmem.load(addrs, total)
+        data = fetch(w, addrs, total)
         for k, write in enumerate(writers):
             write(w, mask, data[:, k * nbytes : (k + 1) * nbytes])
 
     return run
 
 
-def _element_writer(b: Binding, op: object, nbytes: int, kind: str):  # type: ignore[no-untyped-def]
+def element_writer(b: Binding, op: object, nbytes: int, kind: str):  # type: ignore[no-untyped-def]
     """Writes one vector element; narrower values are extended to the register."""
     if not isinstance(op, Reg):
         raise b.unsupported(f"destination {op} is not a register")
@@ -104,6 +143,8 @@ def _element_writer(b: Binding, op: object, nbytes: int, kind: str):  # type: ig
     if width < nbytes:
         raise b.unsupported(f"a .{op.kind} register cannot hold {nbytes} bytes")
     row = b.row(op, op.kind)
+    if width == 16:
+        return lambda w, mask, data: _put_rows(w, mask, row, data)
     narrow = np.dtype(f"{'i' if kind == 's' else 'u'}{nbytes}")
 
     def write(w: Warp, mask: int, data: np.ndarray) -> None:
@@ -121,6 +162,11 @@ def _element_writer(b: Binding, op: object, nbytes: int, kind: str):  # type: ig
     return write
 
 
+def _put_rows(w: Warp, mask: int, row: int, data: np.ndarray) -> None:
+    words = np.ascontiguousarray(data).view(np.uint32)
+    w.r32[row : row + words.shape[1], LANES[mask]] = words.T
+
+
 @machine(_pattern("st"))
 def store(b: Binding) -> Handler:
     count, nbytes, _ = _shape(b)
@@ -129,8 +175,8 @@ def store(b: Binding) -> Handler:
     if len(items) != count:
         raise b.unsupported(f"{len(items)} sources for a vector of {count}")
     address = b.addresses(target)
-    shared = (b.match["space"] or "").startswith("shared")
-    readers = [_element_reader(b, item, nbytes) for item in items]
+    _, put = accessors(b.match["space"] or "")
+    readers = [element_reader(b, item, nbytes) for item in items]
     rows = b.vector_rows(source) if nbytes == 4 and all(isinstance(i, Reg) for i in items) else None
 
     def run(w: Warp, mask: int) -> None:
@@ -143,16 +189,18 @@ def store(b: Binding) -> Handler:
         if lanes is not None:
             addrs, values = addrs[lanes], values[lanes]
         data = np.ascontiguousarray(values).view(np.uint8)
-        if shared:
-            store_shared(w, addrs, data)
-        else:
-            w.cta.gmem.store(addrs, data)
+        put(w, addrs, data)
         w.cta.machine.events += 1
 
     return run
 
 
-def _element_reader(b: Binding, op: object, nbytes: int):  # type: ignore[no-untyped-def]
+def element_reader(b: Binding, op: object, nbytes: int):  # type: ignore[no-untyped-def]
+    if isinstance(op, Reg) and op.kind == "b128":
+        row = b.row(op, "b128")
+        return lambda w: np.ascontiguousarray(w.r32[row : row + 4].T).view(ELEMENT_DTYPES[16])[:, 0]
+    if nbytes == 16:
+        raise b.unsupported(f"source {op} is not a .b128 register")
     dtype = np.dtype(f"u{nbytes}")
     if isinstance(op, Imm):
         constant = np.full(32, op.value & (1 << 8 * nbytes) - 1, dtype)

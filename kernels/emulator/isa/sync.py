@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..state import Warp
 
 _SPACE = r"\.shared(?:::cta|::cluster)?"
-_ORDER = r"(?:\.(?:release|relaxed|acquire)\.(?:cta|cluster))?"
+_ORDER = r"(\.(?:release|relaxed|acquire)\.(?:cta|cluster))?"
 
 
 # -- threads -------------------------------------------------------------------------------------
@@ -71,15 +71,32 @@ def fence_proxy_async(b: Binding) -> Handler:
     return run
 
 
+@machine(r"fence\.mbarrier_init\.release\.cluster")
+def fence_mbarrier_init(b: Binding) -> Handler:
+    def run(w: Warp, mask: int) -> None:
+        if (race := w.cta.machine.race) is not None:
+            race.fence_mbarrier_init(w)
+
+    return run
+
+
+@machine(r"fence(?:\.(?:sc|acq_rel))?\.(?:cta|cluster|gpu|sys)|membar\.(?:cta|gl|sys)")
+def fence(b: Binding) -> Handler:
+    """Ordinary memory effects happen in program order; only the race detector has to know."""
+
+    def run(w: Warp, mask: int) -> None:
+        if (race := w.cta.machine.race) is not None:
+            race.fence(w)
+
+    return run
+
+
 @machine(
-    r"fence\.mbarrier_init\.release\.cluster|"
-    r"fence\.(?:sc|acq_rel)\.(?:cta|cluster|gpu|sys)|membar\.(?:cta|gl|sys)|"
     r"griddepcontrol\.(?:wait|launch_dependents)|nanosleep\.u32|"
     r"prefetch(?:\.param)?\.tensormap|prefetch\.global\.L[12](?:::\w+)?"
 )
-def ordering(b: Binding) -> Handler:
-    """Ordinary memory effects happen in program order, and barriers carry the order between warps,
-    so these only pass by."""
+def passing_by(b: Binding) -> Handler:
+    """Hints, and what has no effect in a launch of its own."""
     return lambda w, mask: None
 
 
@@ -189,7 +206,7 @@ def mbarrier_arrive(b: Binding) -> Handler:
     groups, put, no_complete = _by_address(b, operands[0]), _put64(b, state), bool(b.match[1])
     given = operands[1] if len(operands) > 1 else Imm(1)
     each = given.value if isinstance(given, Imm) else None
-    count = b.scalar(given)
+    count, order = b.scalar(given), b.match[2] or ""
 
     def run(w: Warp, mask: int) -> None:
         machine = w.cta.machine
@@ -200,7 +217,7 @@ def mbarrier_arrive(b: Binding) -> Handler:
                 total = sum(count(w, lane) for lane in LANES[lanes].tolist())
             cta, own = w.cta.locate(at)
             if machine.race is not None:
-                machine.race.mbarrier_arrive(w, cta, own)
+                machine.race.mbarrier_arrive(w, cta, own, lanes, order)
             put(w, lanes, cta.mbarriers.arrive(own, total, who=w.name, no_complete=no_complete))
         machine.events += 1
 
@@ -212,13 +229,14 @@ def mbarrier_arrive_expect_tx(b: Binding) -> Handler:
     operands = list(b.ins.operands)
     state = operands.pop(0) if isinstance(operands[0], Reg | Sink) else Sink()
     address, nbytes, put = b.addresses(operands[0]), b.scalar(operands[1]), _put64(b, state)
+    order = b.match[1] or ""
 
     def run(w: Warp, mask: int) -> None:
         machine, at_lane = w.cta.machine, address(w)
         for lane in map(int, LANES[mask]):
             cta, own = w.cta.locate(int(at_lane[lane]))
             if machine.race is not None:
-                machine.race.mbarrier_arrive(w, cta, own)
+                machine.race.mbarrier_arrive(w, cta, own, mask, order)
             put(w, 1 << lane, cta.mbarriers.arrive_expect_tx(own, nbytes(w, lane), who=w.name))
         machine.events += 1
 
@@ -262,6 +280,7 @@ def mbarrier_wait(b: Binding) -> Handler:
     put = b.put_predicate(b.ins.operands[0])
     groups, phase = _by_address(b, b.ins.operands[1]), b.scalar(b.ins.operands[2])
     by_parity, soft = bool(b.match[2]), not spins(b.program, b.index, b.ins)
+    order = b.match[3] or ""
 
     def run(w: Warp, mask: int) -> Wait | None:
         unit, race = w.cta.mbarriers, w.cta.machine.race
@@ -269,10 +288,12 @@ def mbarrier_wait(b: Binding) -> Handler:
         for address_, lanes in groups(w, mask):
             at = address_ - w.cta.window
             value = phase(w, first_lane(lanes))
+            if race is not None and by_parity:
+                race.mbarrier_missed(w, at, value & 1, unit.state(at).phase)
             if unit.try_parity(at, value & 1) if by_parity else unit.try_phase(at, value):
                 done |= lanes
                 if race is not None:
-                    race.mbarrier_wait(w, w.cta, at)
+                    race.mbarrier_wait(w, w.cta, at, order)
             else:
                 pending = (at, value)
         if pending is None:

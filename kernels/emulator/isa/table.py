@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from ..state import Warp
 
 FULL = 0xFFFFFFFF
+# Where the shared window lies among generic addresses: above every address of the host, which are
+# the addresses of global memory.
+SHARED_GENERIC_BASE = 1 << 56
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,17 @@ class MbarrierUnit:
         self._add_tx(barrier, nbytes, "expect_tx", who)
         return self.arrive(addr, 1, who)
 
+    def add_pending(self, addr: int, count: int) -> None:
+        """The current phase lacks ``count`` arrivals more (cp.async.mbarrier.arrive)."""
+        barrier = self._live.get(addr) or self._missing(addr)
+        if barrier.pending + count > MAX_COUNT:
+            raise EmulatorFault(
+                "mbarrier_bad_count",
+                f"the pending count of {barrier} would pass {MAX_COUNT}",
+                **barrier.to_dict(),
+            )
+        barrier.pending += count
+
     def arrive_drop(self, addr: int, count: int = 1, who: str = "") -> int:
         """mbarrier.arrive_drop: arrive, and later phases expect ``count`` arrivals fewer."""
         barrier = self._live.get(addr) or self._missing(addr)
