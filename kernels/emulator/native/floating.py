@@ -185,8 +185,8 @@ def arith64(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
 
 
 def _propagate_nan64(b: Code, out: str, sources: list[str]) -> str:
-    """A NaN result is the first NaN among ``sources``, made quiet, or the negative default NaN, with
-    the sources in the order b, c, a. PTX leaves it open, an H200 does so (measured)."""
+    """A NaN result is the first NaN among ``sources``, made quiet, or the negative default NaN;
+    the sources come in the order b, c, a. PTX leaves it open, an H200 does so (measured)."""
     bits = splat_i(64, 0xFFF8000000000000)
     for v in reversed(sources):
         quiet = b.t(f"or {I64} {b.t(f'bitcast {F64} {v} to {I64}')}, {splat_i(64, 1 << 51)}")
