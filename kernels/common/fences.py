@@ -11,14 +11,19 @@ synchronisation that hands tensor memory from one thread to another:
 CuTe DSL exposes neither in ``cute.arch`` (4.8.1).
 """
 
+from cutlass.cutlass_dsl import dsl_user_op
 from cutlass.experimental import primitives
 
+# dsl_user_op gives these the line of their caller, which is what a report should point to.
 
-def fence_before_thread_sync() -> None:
+
+@dsl_user_op
+def fence_before_thread_sync(*, loc=None, ip=None) -> None:
     """Orders this thread's earlier tcgen05 operations before its next arrive or barrier."""
-    primitives.tcgen05_fence(primitives.Tcgen05Fence.BEFORE_THREAD_SYNC)
+    primitives.tcgen05_fence(primitives.Tcgen05Fence.BEFORE_THREAD_SYNC, loc=loc, ip=ip)
 
 
-def fence_after_thread_sync() -> None:
+@dsl_user_op
+def fence_after_thread_sync(*, loc=None, ip=None) -> None:
     """Orders this thread's later tcgen05 operations after the wait or barrier it just passed."""
-    primitives.tcgen05_fence(primitives.Tcgen05Fence.AFTER_THREAD_SYNC)
+    primitives.tcgen05_fence(primitives.Tcgen05Fence.AFTER_THREAD_SYNC, loc=loc, ip=ip)

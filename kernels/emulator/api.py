@@ -41,6 +41,8 @@ def emulate(
     processes: int = 1,
     max_instructions: int | None = None,
     progress: Progress | None = None,
+    record: bool = False,
+    ctas: Sequence[int] | None = None,
 ) -> Report:
     """Run a `@cute.jit` function's kernels on a modelled SM, instruction by instruction.
 
@@ -51,6 +53,9 @@ def emulate(
     roles: names of a CTA's warps, by index, for findings; "warp N" where there is none.
     max_instructions: stop with a finding after this many thread-instructions of all launches.
     progress: called with the fraction done, 0.0 to 1.0, from the calling thread.
+    record: keep what a cycle model needs, as `records.Records` on each `LaunchReport`.
+    ctas: run only these CTAs of each launch, by linear index (and those of their clusters); what
+        the others would write stays as it was.
 
     Findings do not raise: see `Report.ok` and `Report.raise_if_findings`. A launch with findings is
     the last one that runs. Raises ValueError for a choice that is not supported, TypeError for a
@@ -71,7 +76,15 @@ def emulate(
         compiled.ptx,
         launches,
         model,
-        options=Options(seed, schedule, visibility, checks, profile),
+        options=Options(
+            seed,
+            schedule,
+            visibility,
+            checks,
+            profile,
+            record,
+            None if ctas is None else frozenset(ctas),
+        ),
         roles=names,
         max_instructions=max_instructions,
         progress=progress,
@@ -256,6 +269,7 @@ def _run_launches(
                 result.thread_instructions,
                 result.ctas,
                 result.seconds,
+                records=result.records,
             )
         )
     if progress is not None:

@@ -6,8 +6,8 @@ TARGET is an import string, ``package.module:name``, of a function without argum
 `Subject`, or the tuple ``(fn, args)`` or ``(fn, args, check)`` that one is made of. Each mutant of
 the kernels that ``fn(*args)`` launches (see `mutations`) must end in a finding, a deadlock or a
 wrong result under one of the runs tried in turn. What survives all of them is listed; it counts as
-explained when it was never reached, when it ordered nothing new in any run, or when the subject
-says why it is redundant.
+explained when it is a wait that never blocked and ordered nothing new in any run, or when the
+subject says why it is redundant, or why nothing reaches it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Subject:
         right all the same, else (False, or an AssertionError) the result is wrong. Without it any
         bit that differs is wrong.
     redundant: regular expression -> reason, for mutants that cannot be seen; it is searched in
-        "KIND: INSTRUCTION @ SOURCE".
+        "STATUS: KIND: INSTRUCTION @ FILE:LINE in FUNCTION: CODE", as the table's end prints them.
     """
 
     fn: Any
@@ -158,7 +158,7 @@ class MutationRun:
     def _outcome(self, mutation: Mutation) -> Outcome:
         key = (mutation.entry, mutation.segment)
         if not self._watcher.executed[key]:
-            reason = "never executed by this target: give one that reaches it"
+            reason = self._annotated("not reached", mutation)
             return Outcome(mutation, "not reached", reason=reason)
         try:
             mutant = mutate(self.programs[mutation.entry], mutation)
@@ -183,13 +183,13 @@ class MutationRun:
         return Outcome(mutation, "survived", reason=self._reason(mutation))
 
     def _reason(self, mutation: Mutation) -> str:
-        text = f"{mutation} @ {mutation.source}"
-        for pattern, reason in self.subject.redundant.items():
-            if re.search(pattern, text):
-                return reason
-        if mutation.kind == "remove":
-            return self._watcher.idle(mutation, len(self.runs))
-        return ""
+        idle = self._watcher.idle(mutation, len(self.runs)) if mutation.kind == "remove" else ""
+        return idle or self._annotated("survived", mutation)
+
+    def _annotated(self, status: str, mutation: Mutation) -> str:
+        text = f"{status}: {mutation}"
+        found = (why for pattern, why in self.subject.redundant.items() if re.search(pattern, text))
+        return next(found, "")
 
     def _wrong(self, name: str) -> bool:
         if self.memory.contents() == self._right[name]:
@@ -345,12 +345,12 @@ def run(
     """Mutates a subject and returns an `Outcome` for each mutant.
 
     sample, seed: run that many mutants, chosen at random. only: those that this regular expression
-    finds in "KIND: INSTRUCTION @ SOURCE". told: called with each outcome, its number and how many
+    finds in ``str(mutation)``. told: called with each outcome, its number and how many
     there are. Raises ValueError where the original is not clean under every run.
     """
     subject = load_subject(target) if isinstance(target, str) else target
     mutated = MutationRun(subject, runs)
-    chosen = [m for m in mutated.mutations if re.search(only, f"{m} @ {m.source}")]
+    chosen = [m for m in mutated.mutations if re.search(only, str(m))]
     if sample is not None and sample < len(chosen):
         picked = random.Random(seed).sample(range(len(chosen)), sample)
         chosen = [chosen[k] for k in sorted(picked)]
@@ -376,8 +376,8 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
     lines = ["  ".join([*map(str.ljust, row[:4], widths), row[4]]).rstrip() for row in rows]
     for o in outcomes:
         if o.status not in CAUGHT:
-            why = o.reason or "no reason known"
-            lines.append(f"{o.status}: {o.mutation} (ptx:{o.mutation.ptx_line}): {o.code or why}")
+            why = o.code or o.reason or "no reason known"
+            lines.append(f"{o.status}: {o.mutation} (ptx:{o.mutation.ptx_line})\n    {why}")
     return lines
 
 
@@ -386,15 +386,15 @@ def _short(source: str) -> str:
 
 
 def totals(outcomes: Sequence[Outcome]) -> str:
-    """For example "188 mutants: 180 caught (120 finding, ...), 8 redundant, 0 unexplained"."""
+    """For example "49 mutants: 45 caught (29 finding, 16 deadlock), 4 redundant, ..."."""
     caught = Counter(o.status for o in outcomes if o.status in CAUGHT)
     parts = ", ".join(f"{caught[status]} {status}" for status in CAUGHT if caught[status])
     redundant = sum(1 for o in outcomes if o.status == "survived" and o.ok)
-    unreached = sum(1 for o in outcomes if o.status == "not reached")
+    unreached = sum(1 for o in outcomes if o.status == "not reached" and o.ok)
     bad = sum(1 for o in outcomes if not o.ok)
     return (
         f"{len(outcomes)} mutants: {sum(caught.values())} caught ({parts}), {redundant} redundant,"
-        f" {unreached} not reached, {bad} unexplained"
+        f" {unreached} out of reach, {bad} unexplained"
     )
 
 

@@ -6,9 +6,12 @@ give: the instructions concerned are all executed by the machine, so no block is
 
 from __future__ import annotations
 
+import ast
+import linecache
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from .isa.table import FULL, Binding, Handler, bind, find_binder
@@ -48,20 +51,47 @@ class Mutation:
     source: str
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.ptx}"
+        """For example "remove: bar.sync 1, 128; @ blackwell/gemm.py:251 in kernel: barrier()"."""
+        where = f" @ {source_context(self.source)}" if self.source else ""
+        return f"{self.kind}: {self.ptx}{where}"
+
+
+def source_context(source: str) -> str:
+    """``path/file.py:line`` as "path/file.py:line in function: code", as far as it can be read."""
+    path, _, number = source.rpartition(":")
+    code = linecache.getline(path, int(number)).strip() if number.isdigit() else ""
+    function = _function_at(path, int(number)) if code else ""
+    short = "/".join(source.split("/")[-2:])
+    return short + (f" in {function}" if function else "") + (f": {code}" if code else "")
+
+
+@lru_cache(maxsize=64)
+def _functions(path: str) -> list[tuple[int, int, str]]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(path)))
+    except SyntaxError:
+        return []
+    defs = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))
+    return [(n.lineno, n.end_lineno or n.lineno, n.name) for n in defs]
+
+
+def _function_at(path: str, line: int) -> str:
+    """The innermost function around a line."""
+    around = [f for f in _functions(path) if f[0] <= line <= f[1]]
+    return max(around)[2] if around else ""
 
 
 def mutations(program: Program) -> list[Mutation]:
     """Every mutation of an entry, in program order."""
     found = []
     for segment in program.segments:
-        if segment.native:
-            continue
-        ins = segment.first
-        source = program.module.source_of(ins)
-        for kind in _kinds(ins):
-            text = " ".join(ins.text.split())
-            found.append(Mutation(program.entry.name, segment.index, kind, text, ins.line, source))
+        for ins in segment.instrs:
+            if segment.native and ins.op != "bar.warp.sync":
+                continue
+            source, text = program.module.source_of(ins), " ".join(ins.text.split())
+            for kind in _kinds(ins):
+                place = (program.entry.name, segment.index)
+                found.append(Mutation(*place, kind, text, ins.line, source))
     return found
 
 
@@ -97,6 +127,8 @@ def _kinds(ins: Instr) -> Iterator[str]:
 def mutate(program: Program, mutation: Mutation) -> Program:
     """The program with the mutation; the original is left as it is."""
     old = program.segments[mutation.segment]
+    if old.native:  # bar.warp.sync: what it does is to order
+        return _replaced(program, replace(old, syncs=False))
     run, converged = _handler(program, old, mutation.kind)
     return _replaced(program, replace(old, run=run, converged=converged))
 
@@ -112,9 +144,10 @@ def watch(program: Program, indices: set[int], seen: Callable[[int, Any, int], N
     for index in indices:
         old = program.segments[index]
 
-        def run(w: Any, mask: int, at: int = index, handler: Handler = old.run) -> Any:
-            seen(at, w, mask)
-            return handler(w, mask)
+        def run(*args: Any, at: int = index, handler: Callable[..., Any] = old.run) -> Any:
+            # (warp, mask), or of a native block (registers, mask, parameters)
+            seen(at, args[0], args[1])
+            return handler(*args)
 
         program = _replaced(program, replace(old, run=run))
     return program

@@ -10,6 +10,7 @@ from typing import Any
 from kernels.emulator.findings import EmulationError, Finding
 from kernels.emulator.gpus import GpuModel
 from kernels.emulator.host_runtime import Launch
+from kernels.emulator.records import Records
 
 # How much of a long list str(report) shows; to_dict() has everything.
 _SHOWN_PER_CODE = 5
@@ -23,6 +24,7 @@ class LaunchReport:
     ctas: CTAs that ran. thread_instructions: one PTX instruction by one active lane each; MMA and
     TMA count once per issuing lane; declarations, labels and failed try_waits do not count.
     seconds: wall time of emulating. ran: False when an earlier launch's findings stopped the run.
+    records: for the cycle model, if `emulate` was asked to record.
     """
 
     launch: Launch
@@ -31,6 +33,7 @@ class LaunchReport:
     ctas: int = 0
     seconds: float = 0.0
     ran: bool = True
+    records: Records | None = None
 
     @property
     def kernel(self) -> str:

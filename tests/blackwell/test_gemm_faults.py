@@ -53,7 +53,7 @@ FAULTS = [
         "multiply does not wait for the load",
         "cute.arch.mbarrier_wait(full + stage, parity)",
         "pass",
-        "smem_unwritten_read",
+        "tma_load_not_waited",
     ),
     fault(
         "load does not wait for an empty stage",
