@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .findings import EmulatorFault
 from .isa.cp_async import CopyGroups
+from .isa.pair import check_alive
 from .isa.table import Wait
 from .memory import SharedMemory, TensorMemory
 from .registers import WarpRegisters
@@ -203,6 +204,7 @@ class Cta:
                 f" {len(peers)}",
                 address=address,
             )
+        check_alive(peers[rank], "an access to shared memory")
         return peers[rank], address & CTA_WINDOW_MASK
 
     def locate(self, address: int) -> tuple[Cta, int]:

@@ -50,23 +50,35 @@ class Shadow:
         self, cells: Cells, view: NDArray[np.int32], agent: int, clock: int, pc: int
     ) -> Conflict | None:
         """Checks a write against the last writes and reads, then records it."""
-        conflict = self._against_writes(cells, view)
-        if conflict is None:
-            low, high = _span(cells)
-            for index, reader in self._reads.items():
-                if reader.low >= high or reader.high <= low:
-                    continue
-                known = int(view[index]) if index < view.size else 0
-                clocks = reader.clocks[cells]
-                if int(clocks.max()) > known:
-                    k = int((clocks > known).argmax())
-                    cell = cells.start + k if isinstance(cells, slice) else int(cells[k])
-                    late = int(reader.clocks[cell])
-                    conflict = Conflict(cell, index, late, int(reader.pcs[cell]), False)
-                    break
+        conflict = self._against_writes(cells, view) or self._against_reads(cells, view)
         self._w_agent[cells] = agent
         self._w_clock[cells] = clock
         self._w_pc[cells] = pc
+        return conflict
+
+    def _against_reads(self, cells: Cells, view: NDArray[np.int32]) -> Conflict | None:
+        low, high = _span(cells)
+        for index, reader in self._reads.items():
+            if reader.low >= high or reader.high <= low:
+                continue
+            known = int(view[index]) if index < view.size else 0
+            clocks = reader.clocks[cells]
+            if int(clocks.max()) > known:
+                k = int((clocks > known).argmax())
+                cell = cells.start + k if isinstance(cells, slice) else int(cells[k])
+                late = int(reader.clocks[cell])
+                return Conflict(cell, index, late, int(reader.pcs[cell]), False)
+        return None
+
+    def atomic(
+        self, cells: NDArray[np.int64], view: NDArray[np.int32], agent: int, clock: int, pc: int
+    ) -> Conflict | None:
+        """An atomic operation: it must be ordered behind ordinary writes and reads, not behind
+        other atomic operations (of which only the last is remembered)."""
+        plain = cells[~self.atomic_cells(cells)]
+        conflict = self._against_writes(plain, view) if plain.size else None
+        conflict = conflict or self._against_reads(cells, view)
+        self.mark_atomic(cells, agent, clock, pc)
         return conflict
 
     def atomic_cells(self, cells: NDArray[np.int64]) -> NDArray[np.bool_]:

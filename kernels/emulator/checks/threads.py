@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..findings import EmulatorFault
 from .clocks import GENERIC, TMEM_VIEW, Agent, Agents, Bundle, join
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class ThreadHooks:
 
         def _access(self, *args: Any) -> None: ...
 
+        def _fault(self, *args: Any) -> EmulatorFault: ...
+
         def _own(self, table: dict[Any, Agent], kind: str, warp: Warp) -> Agent: ...
 
         def _barrier(self, cta: Cta, addr: int, view: NDArray[np.int32], what: str) -> Any: ...
@@ -49,11 +52,10 @@ class ThreadHooks:
         """Atomics do not race with each other, but with everything else."""
         agent, shadow = self._warps[warp], self._ctas[id(cta)]
         cells = cells_of(addrs, nbytes, shadow.base)
-        atomic = shadow.smem.atomic_cells(cells)
-        plain = cells[~atomic]
-        if plain.size:
-            self._access(shadow.smem, plain, agent, GENERIC, True, warp.pc, "smem", shadow.base)
-        shadow.smem.mark_atomic(cells, agent.index, agent.clock, warp.pc)
+        view = self.agents.fit(agent)[GENERIC]
+        conflict = shadow.smem.atomic(cells, view, agent.index, agent.clock, warp.pc)
+        if conflict is not None:
+            raise self._fault(conflict, agent, GENERIC, True, "smem", shadow.base)
 
     def store_async(self, warp: Warp, cta: Cta, addrs: NDArray[np.int64], nbytes: int) -> Agent:
         """st.async or red.async is issued; pass the agent to `engine_arrive` at completion."""
