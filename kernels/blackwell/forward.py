@@ -161,7 +161,7 @@ def setup(plan: cutlass.Constexpr[KernelPlan], channels: Channels, tmem_base, tm
         with cute.arch.elect_one():
             channels.init()
     if warp == Warp.MMA:
-        # 512 columns are all there are: waits for the SM's previous CTA to free its own
+        # 512 columns are all an SM has: this waits until the CTA before us has freed its own
         cute.arch.alloc_tmem(plan.tmem_cols, tmem_base)
         cute.arch.relinquish_tmem_alloc_permit()
     fence_before_thread_sync()
@@ -183,24 +183,15 @@ def compile_forward(plan: KernelPlan, options: str = ""):
     Call the result with the arguments of :meth:`AttentionForward.__call__`. Needs no GPU.
     """
 
-    def fake(dtype, *rest):
+    def fake():
+        """(batch, seqlen, heads, head_dim): any sizes, head_dim contiguous, strides of 16 bytes."""
         shape = tuple(cute.sym_int32() for _ in range(4))
         strides = tuple(cute.sym_int64(divisibility=8) for _ in range(3))
-        return make_fake_tensor(dtype, shape, stride=(*strides, 1), assumed_align=16)
+        return make_fake_tensor(DTYPES[plan.dtype], shape, (*strides, 1), assumed_align=16)
 
-    dtype = DTYPES[plan.dtype]
     lse_shape = tuple(cute.sym_int32() for _ in range(3))
     lse_strides = (cute.sym_int64(), cute.sym_int64(), 1)
-    lse = make_fake_tensor(Float32, lse_shape, stride=lse_strides, assumed_align=4)
-    q, k, v, out = (fake(dtype) for _ in range(4))
-    return cute.compile(
-        AttentionForward(plan),
-        q,
-        k,
-        v,
-        out,
-        lse,
-        Float32(1.0),
-        make_fake_stream(),
-        options=f"--gpu-arch {plan.arch} {options}",
-    )
+    lse = make_fake_tensor(Float32, lse_shape, lse_strides, assumed_align=4)
+    arguments = (fake(), fake(), fake(), fake(), lse, Float32(1.0), make_fake_stream())
+    options = f"--gpu-arch {plan.arch} {options}"
+    return cute.compile(AttentionForward(plan), *arguments, options=options)
