@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ from tests.peers.packages import peer
 
 @dataclass(frozen=True)
 class Problem:
-    """One attention problem. ``two_ctas``: MMAs of CTA pairs (cta_group::2), as flash-attn-4
-    chooses for dense attention with more than 256 queries and head_dim 128."""
+    """One attention problem. ``two_ctas``: MMAs of CTA pairs (cta_group::2), which flash-attn-4
+    takes for dense attention, head_dim 128, with more than 256 queries of a KV head."""
 
     causal: bool
     head_dim: int
@@ -31,10 +32,17 @@ class Problem:
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "dense"
-        ctas = "-2cta" if self.two_ctas else ""
-        kind = str(self.dtype).removeprefix("torch.")
-        shape = f"{self.seqlen_q}x{self.seqlen_k}"
-        return f"{mask}-d{self.head_dim}-{shape}-h{self.heads}/{self.kv_heads}-{kind}{ctas}"
+        shape = f"{self.batch}x{self.seqlen_q}x{self.seqlen_k}-heads{self.heads}:{self.kv_heads}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{mask}-d{self.head_dim}-{shape}-{dtype}{'-2cta' if self.two_ctas else ''}"
+
+    @property
+    def scale(self) -> float:
+        return self.head_dim**-0.5
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
 
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k, v: every value differs, and K and V have means, so that mix-ups show."""
@@ -50,43 +58,58 @@ class Problem:
             normal(self.seqlen_k, self.kv_heads, 0.3),
         )
 
+    def kernel(self, gpu: str = "b200") -> Any:
+        """The kernel object that flash-attn-4's interface makes for this problem and GPU.
 
-def blackwell_kernel(problem: Problem, gpu: str = "b200") -> Any:
-    """The kernel object that flash-attn-4's interface makes for Blackwell and this problem."""
-    module = peer("flash_attn.cute.flash_fwd_sm100")
-    group = problem.heads // problem.kv_heads
-    pack_gqa = group > 1
-    rows = problem.seqlen_q * (group if pack_gqa else 1)
+        One object for all problems that share a compile, so that they do share it.
+        """
+        rows = self.seqlen_q * self.group
+        if emulator.gpu_model(gpu).compute_capability[0] == 9:
+            return _hopper(gpu, self.dtype, self.head_dim, self.group, self.causal)
+        return _blackwell(gpu, self.head_dim, self.group, self.causal, rows, self.two_ctas)
+
+
+@lru_cache
+def _blackwell(
+    gpu: str,
+    head_dim: int,
+    group: int,
+    causal: bool,
+    rows: int,
+    two_ctas: bool,
+    varlen: bool = False,
+    launch_control: bool = False,
+) -> Any:
+    """rows: queries of a KV head, which decide between one and two Q tiles a CTA."""
     q_stages = 2 if rows > 128 else 1
     with emulator.host_sees(gpu):
-        return module.FlashAttentionForwardSm100(
-            problem.head_dim,
-            problem.head_dim,
+        return peer("flash_attn.cute.flash_fwd_sm100").FlashAttentionForwardSm100(
+            head_dim,
+            head_dim,
             qhead_per_kvhead=group,
-            is_causal=problem.causal,
-            pack_gqa=pack_gqa,
+            is_causal=causal,
+            pack_gqa=group > 1,
             q_stage=q_stages,
-            is_static_persistent=not problem.causal or rows <= q_stages * 128,
-            use_2cta_instrs=problem.two_ctas,
+            is_static_persistent=not varlen and (not causal or rows <= q_stages * 128),
+            is_varlen_q=varlen,
+            use_2cta_instrs=two_ctas,
+            use_clc_scheduler=launch_control,
         )
 
 
-def hopper_kernel(problem: Problem) -> Any:
-    """The kernel object that flash-attn-4's interface makes for sm_90 and this problem."""
-    module = peer("flash_attn.cute.flash_fwd_sm90")
-    cutlass = peer("flash_attn.cute.cute_dsl_utils").torch2cute_dtype_map
-    group = problem.heads // problem.kv_heads
-    tile_m = 192 if problem.head_dim <= 64 else 128
-    with emulator.host_sees("h100"):
-        return module.FlashAttentionForwardSm90(
-            cutlass[problem.dtype],
-            problem.head_dim,
-            problem.head_dim,
+@lru_cache
+def _hopper(gpu: str, dtype: torch.dtype, head_dim: int, group: int, causal: bool) -> Any:
+    cutlass_dtype = peer("flash_attn.cute.cute_dsl_utils").torch2cute_dtype_map[dtype]
+    with emulator.host_sees(gpu):
+        return peer("flash_attn.cute.flash_fwd_sm90").FlashAttentionForwardSm90(
+            cutlass_dtype,
+            head_dim,
+            head_dim,
             group,
-            is_causal=problem.causal,
+            is_causal=causal,
             is_local=False,
             pack_gqa=group > 1,
-            tile_m=tile_m,
+            tile_m=192 if head_dim <= 64 else 128,
             tile_n=128,
             num_stages=2,
             num_threads=384,
@@ -96,22 +119,82 @@ def hopper_kernel(problem: Problem) -> Any:
         )
 
 
-def run(kernel: Any, problem: Problem, **options: Any) -> tuple[Any, torch.Tensor, torch.Tensor]:
-    """(report, out, lse) of a kernel object; out and lse are NaN where it wrote nothing."""
+def run(
+    problem: Problem, gpu: str = "b200", **options: Any
+) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """(report, out, lse); out and lse are NaN where the kernel wrote nothing."""
     q, k, v = problem.tensors()
     out = torch.full_like(q, math.nan)
     lse = torch.full((problem.batch, problem.heads, problem.seqlen_q), math.nan)
-    report = emulator.emulate(kernel, q, k, v, out, lse, problem.head_dim**-0.5, **options)
+    kernel = problem.kernel(gpu)
+    report = emulator.emulate(kernel, q, k, v, out, lse, problem.scale, gpu=gpu, **options)
     return report, out, lse
 
 
-def check(kernel: Any, problem: Problem, **options: Any) -> Any:
-    """Runs a kernel object, wants no finding, and holds its numbers to the numbers rule."""
-    report, out, lse = run(kernel, problem, **options)
+def check(problem: Problem, gpu: str = "b200", **options: Any) -> Any:
+    """Runs a problem, wants no finding, and holds the numbers to the numbers rule."""
+    report, out, lse = run(problem, gpu, **options)
     assert report.ok, str(report)
-    q, k, v = problem.tensors()
-    errors = measure(
-        q, k, v, out, lse, causal=problem.causal, softmax_scale=problem.head_dim**-0.5
-    )
-    assert errors.broken_rules() == []
+    assert_numbers(problem, *problem.tensors(), out, lse)
     return report
+
+
+def assert_numbers(
+    problem: Problem,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
+    errors = measure(q, k, v, out, lse, causal=problem.causal, softmax_scale=problem.scale)
+    assert errors.broken_rules() == []
+
+
+@dataclass(frozen=True)
+class Varlen:
+    """Sequences of different lengths in one problem; lengths of queries and of keys."""
+
+    causal: bool
+    head_dim: int
+    seqlens_q: tuple[int, ...]
+    seqlens_k: tuple[int, ...]
+    heads: int = 2
+    kv_heads: int = 2
+    launch_control: bool = False
+
+    def check(self, gpu: str = "b200", **options: Any) -> Any:
+        """Runs the problem, wants no finding, and holds each sequence to the numbers rule."""
+        total = Problem(
+            self.causal,
+            self.head_dim,
+            sum(self.seqlens_q),
+            sum(self.seqlens_k),
+            self.heads,
+            self.kv_heads,
+        )
+        q, k, v = (tensor[0] for tensor in total.tensors())
+        out, lse = torch.full_like(q, math.nan), torch.full((self.heads, len(q)), math.nan)
+        starts_q, starts_k = _starts(self.seqlens_q), _starts(self.seqlens_k)
+        if emulator.gpu_model(gpu).compute_capability[0] == 9:
+            kernel = total.kernel(gpu)
+        else:
+            rows = max(self.seqlens_q) * total.group
+            kernel = _blackwell(
+                gpu, self.head_dim, total.group, self.causal, rows, False, True, self.launch_control
+            )
+        report = emulator.emulate(
+            kernel, q, k, v, out, lse, total.scale, starts_q, starts_k, gpu=gpu, **options
+        )
+        assert report.ok, str(report)
+        for n in range(len(self.seqlens_q)):
+            rows_q = slice(int(starts_q[n]), int(starts_q[n + 1]))
+            rows_k = slice(int(starts_k[n]), int(starts_k[n + 1]))
+            one = (q[None, rows_q], k[None, rows_k], v[None, rows_k])
+            assert_numbers(total, *one, out[None, rows_q], lse[None, :, rows_q])
+        return report
+
+
+def _starts(seqlens: tuple[int, ...]) -> torch.Tensor:
+    """cu_seqlens: where each sequence starts, and the end."""
+    return torch.tensor([0, *seqlens]).cumsum(0).to(torch.int32)
