@@ -4,6 +4,7 @@
 #   make test        the same set-up, then every test             (make test-fast: only the quick ones)
 #   make lint type   ruff and mypy
 #   make bench       print every figure that README names
+#   make mutate      break every synchronisation of our kernels in turn: the emulator must notice
 #
 # PYTHON  the interpreter .venv is made with
 # TORCH   what pip installs as torch, before everything else, so that nothing else picks a build.
@@ -13,7 +14,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-fast test-peers lint format type bench clean FORCE
+.PHONY: help install demo test test-fast test-peers lint format type mutate bench clean FORCE
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -25,7 +26,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO_INPUT := fa4/demo/smollm2_layer14.safetensors
 
 help:
-	@sed -n '3,6s/^# *//p' Makefile
+	@sed -n '3,7s/^# *//p' Makefile
 
 # The torch that was asked for is kept in a file that changes only when the request does.
 $(VENV)/torch.request: FORCE
@@ -68,6 +69,11 @@ lint: $(VENV)/.installed-dev
 
 type: $(VENV)/.installed-dev
 	$(BIN)/mypy
+
+MUTATED := gemm forward_dense forward_causal
+mutate: $(VENV)/.installed
+	for name in $(MUTATED); do \
+	  $(BIN)/python -m kernels.emulator mutate tests.emulator.mutation_targets:$$name; done
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m tests.figures

@@ -27,6 +27,7 @@ class Result:
     findings: list[Finding] = field(default_factory=list)
     ctas: int = 2
     seconds: float = 0.5
+    records: None = None
 
 
 @dataclass
