@@ -494,15 +494,21 @@ def _copy_in(b: Binding) -> Reader:
 
 @reads(r"cp\.async\.bulk\.tensor\.\dd\.global\.shared::cta\b.*", OpClass.COPY)
 def _copy_out(b: Binding) -> Reader:
-    tensor = b.ins.operands[0]
+    """Lanes that copy from the same place are one copy: whole warps issue stores, as CUTLASS's
+    epilogues do, and the hardware's instruction takes uniform registers."""
+    tensor, source = b.ins.operands[:2]
     assert isinstance(tensor, Mem)
-    base = b.address(Mem(tensor.base, tensor.offset))
+    base, start = b.address(Mem(tensor.base, tensor.offset)), b.address(source)
 
     def read(w: Warp, mask: int) -> list[Row]:
         machine = w.cta.machine
+        lanes: dict[tuple[int, int], int] = {}
+        for lane in map(int, LANES[mask]):
+            key = base(w, lane), start(w, lane)
+            lanes[key] = lanes.get(key, 0) + 1
         return [
-            (Event.COPY_OUT, machine.tensor_map(base(w, lane)).tile_bytes, 0, 0, 0)
-            for lane in map(int, LANES[mask])
+            (Event.COPY_OUT, machine.tensor_map(at).tile_bytes, smem, count, 0)
+            for (at, smem), count in lanes.items()
         ]
 
     return read

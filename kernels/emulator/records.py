@@ -80,7 +80,7 @@ class Event(IntEnum):
     MMA = 14  # M, N, K | form << 16 (see MmaForm), accumulator column
     COMMIT = 15  # barrier
     COPY_IN = 16  # barrier, bytes, shared address: global to shared memory
-    COPY_OUT = 17  # bytes: shared to global memory
+    COPY_OUT = 17  # bytes, shared address, lanes that ask for this same copy: to global memory
     COPY_COMMIT = 18
     COPY_WAIT = 19  # groups that may be pending, whether reads suffice
     REGISTERS = 20  # setmaxnreg: registers a thread

@@ -71,7 +71,8 @@ class Prediction:
     @cached_property
     def steady(self) -> Run:
         """One key block in steady state: the longest replayed item less a shorter one."""
-        ordered = sorted(self.replayed, key=lambda r: r.iterations)
+        alike = [r for r in self.replayed if r.items == self.replayed[0].items]
+        ordered = sorted(alike, key=lambda r: r.iterations)
         long = ordered[-1]
         if len(ordered) == 1:
             return _difference(long.run, None, long.iterations)
