@@ -211,13 +211,26 @@ def _heads_divide(ask: Ask) -> str | None:
     )
 
 
-def _scale_is_positive(ask: Ask) -> str | None:
-    """The kernel takes the row maximum before it scales, which a scale <= 0 would turn over."""
-    if not ask.is_kernel or ask.softmax_scale is None or ask.softmax_scale > 0:
+# softmax_scale * log2(e) must be a normal float32, for the kernel computes in base 2.
+_KERNEL_SCALES = (2.0**-125, 2.0**127)
+
+
+def _scale_fits(ask: Ask) -> str | None:
+    """The kernel takes the row maximum before it scales, which a scale <= 0 would turn over; and
+    its scale is a float32, which must not be 0 or infinite."""
+    if not ask.is_kernel or ask.softmax_scale is None:
+        return None
+    if ask.softmax_scale <= 0:
+        return (
+            f"softmax_scale {ask.softmax_scale:g}: the kernel takes positive ones; negate q and "
+            f"the scale, or {USE_REFERENCE}"
+        )
+    low, high = _KERNEL_SCALES
+    if low <= ask.softmax_scale <= high:
         return None
     return (
-        f"softmax_scale {ask.softmax_scale:g}: the kernel takes positive ones; negate q and the "
-        f"scale, or {USE_REFERENCE}"
+        f"softmax_scale {ask.softmax_scale:g}: the kernel's is a float32 and takes {low:.2g} to "
+        f"{high:.2g}; scale q instead, or {USE_REFERENCE}"
     )
 
 
@@ -227,7 +240,7 @@ RULES: tuple[Callable[[Ask], str | None], ...] = (
     _dtype_fits,
     _head_dim_fits,
     _heads_divide,
-    _scale_is_positive,
+    _scale_fits,
 )
 
 

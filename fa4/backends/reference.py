@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fa4.backends import Result, blockwise, flash_cpu
+from fa4.errors import UnsupportedError
 from fa4.problem import AttentionProblem
 
 
@@ -52,7 +53,7 @@ class _Attention(torch.autograd.Function):
         q_, k_, v_ = (_heads_first(t) for t in (q, k, v))
         kernel = flash_cpu if flash_cpu.applies(q_, k_, v_) else blockwise
         out, lse = kernel.forward(q_, k_, v_, causal=causal, scale=scale)
-        return out.transpose(1, 2).contiguous(), lse.contiguous()
+        return _owned(out.transpose(1, 2)), _owned(lse)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -61,13 +62,34 @@ class _Attention(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(
         ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
         if grad_out is None and grad_lse is None:
             return None, None, None, None, None
+        grads = _Gradients.apply(grad_out, grad_lse, *ctx.saved_tensors, ctx.causal, ctx.scale)
+        return *grads, None, None
+
+
+class _Gradients(torch.autograd.Function):
+    """(gradients of out and lse, what the forward saved) -> (dq, dk, dv); itself once only.
+
+    A Function of its own so that a second derivative is refused where it is asked for: it depends
+    on q, k and v also when the incoming gradients need none.
+    """
+
+    @staticmethod
+    def forward(
+        grad_out: torch.Tensor | None,
+        grad_lse: torch.Tensor | None,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        causal: bool,
+        scale: float,
+    ) -> tuple[torch.Tensor, ...]:
         if grad_out is None:
             grad_out = torch.zeros_like(out)
         grads = blockwise.backward(
@@ -78,8 +100,26 @@ class _Attention(torch.autograd.Function):
             _heads_first(v),
             out.transpose(1, 2),
             lse,
-            causal=ctx.causal,
-            scale=ctx.scale,
+            causal=causal,
+            scale=scale,
         )
-        dq, dk, dv = (g.transpose(1, 2).to(q.dtype) for g in grads)
-        return dq, dk, dv, None, None
+        return tuple(_owned(g.transpose(1, 2).to(q.dtype)) for g in grads)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[None, ...]:
+        if all(grad is None for grad in grads):
+            return (None,) * 9
+        raise UnsupportedError(
+            "a second derivative of fa4.attention: the reference has first derivatives only; use"
+            " torch.nn.functional.scaled_dot_product_attention with its MATH backend"
+        )
+
+
+def _owned(t: torch.Tensor) -> torch.Tensor:
+    """Contiguous, and no view: autograd lets nobody change a Function's view in place."""
+    t = t.contiguous()
+    return t if t._base is None else t.clone()

@@ -217,3 +217,27 @@ def test_figures() -> None:
     measured = figures()
     assert measured["times_torch"] <= 2.0, measured
     assert measured["peak_bytes_above_inputs"] < 300e6, measured
+
+
+def test_a_second_derivative_is_refused_not_wrong() -> None:
+    """Also where the incoming gradient needs none: a gradient penalty."""
+    w = torch.randn(8, 8, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(1, 5, 1, 8, dtype=torch.float64, requires_grad=True)
+    out = fa4.attention(x @ w, x, x)
+    (dx,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    with pytest.raises(fa4.UnsupportedError, match="second derivative.*MATH"):
+        torch.autograd.grad(dx.square().sum(), w)
+    # A graph that nobody differentiates again costs nothing but its memory.
+    torch.autograd.grad(fa4.attention(x @ w, x, x).sum(), w, create_graph=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_result_can_be_changed_in_place(dtype: torch.dtype) -> None:
+    q = torch.randn(1, 6, 2, 8, dtype=dtype, requires_grad=True)
+    k, v = torch.randn(2, 1, 7, 2, 8, dtype=dtype)
+    out, lse = fa4.attention(q, k, v, return_lse=True)
+    expected = out.detach() * 2 + 1
+    out *= 2
+    out += 1
+    lse += 1
+    assert torch.equal(out.detach(), expected)

@@ -83,6 +83,8 @@ ASKS: list[dict[str, Any]] = [
     {"dtype": torch.float8_e4m3fn},
     {"softmax_scale": 0.0},
     {"softmax_scale": -1.0},
+    {"softmax_scale": 1e-50},
+    {"softmax_scale": 1e38 * 3},
     {"head_dim": 24, "heads": 3, "kv_heads": 2, "dtype": torch.float32},
     {"feature": "bwd"},
     {"feature": "bwd", "head_dim": 20, "head_dim_v": 12, "dtype": torch.float64},
@@ -136,7 +138,7 @@ def test_each_rule_refuses_something_alone(rule: Any) -> None:
         "_dtype_fits": {"dtype": "float32"},
         "_head_dim_fits": {"head_dim": 72, "head_dim_v": 72},
         "_heads_divide": {"heads": 3, "kv_heads": 2},
-        "_scale_is_positive": {"softmax_scale": -1.0},
+        "_scale_fits": {"softmax_scale": -1.0},
     }[rule.__name__]
     ask = support.Ask(**({"backend": "cuda", "arch": Arch(100)} | broken))
     assert [r.__name__ for r in support.RULES if r(ask)] == [rule.__name__]
