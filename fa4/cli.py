@@ -66,6 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+_MAX_SIZE = 2**31 - 1  # what the kernel's 32-bit coordinates reach
+
 # -- options ---------------------------------------------------------------------------------------
 
 
@@ -74,14 +76,14 @@ def _positive(text: str) -> int:
         value = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not positive: give 1 or more")
+    if not 1 <= value <= _MAX_SIZE:
+        raise argparse.ArgumentTypeError(f"{text} is out of range: give 1 to {_MAX_SIZE}")
     return value
 
 
 def _seed(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
+    if not (text.isascii() and text.isdigit()) or int(text) >= 2**64:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number, 0 to 2^64 - 1")
     return int(text)
 
 
@@ -119,10 +121,14 @@ def _plan_fields(args: argparse.Namespace) -> dict[str, Any]:
     }
     if args.tile:
         rows, fields["tile_n"] = args.tile
-        stages = KernelPlan.forward().q_stages
-        if rows % stages:
-            raise UsageError(f"--tile {rows}x{fields['tile_n']}: {stages} stages share its rows")
-        fields["tile_m"] = rows // stages
+        plan = KernelPlan.forward()
+        if (rows, fields["tile_n"]) != (plan.tile_q, plan.tile_n):
+            raise UsageError(
+                f"--tile {rows}x{fields['tile_n']}: this kernel's tile is {plan.tile_q}x"
+                f"{plan.tile_n}, two stages of {plan.tile_m} query rows; leave --tile out, or price"
+                " others with roofline tiles"
+            )
+        fields["tile_m"] = rows // plan.q_stages
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -143,6 +149,14 @@ _SHAPE: dict[str, tuple[int | str, str]] = {
     "kv_heads": ("heads", "heads of k and v"),
     "head_dim": (128, "of q and k"),
     "head_dim_v": ("head_dim", "of v"),
+}
+
+
+# As kernels.emulator.schedule lists them (a test compares); importing that costs half a second.
+_EMULATION = {
+    "schedule": ("round_robin", "run_until_blocked", "random", "adversarial"),
+    "visibility": ("eager", "late"),
+    "profile": ("silicon", "isa"),
 }
 
 
@@ -168,6 +182,9 @@ def _add_run(commands: Any) -> None:
     add("--causal", action="store_true", help="bottom-right aligned causal mask")
     _add_gpu(parser, "the emulator's model (b200)", type=_gpu)
     add("--backend", default="auto", metavar="NAME", help=f"{', '.join(BACKENDS)} (auto)")
+    for name, values in _EMULATION.items():
+        add(f"--{name}", choices=values, help=f"of the emulator ({values[0]})")
+    add("--no-checks", action="store_true", help="emulate without looking for races: faster")
     add("--json", action="store_true", help="print JSON")
     add(
         "--progress", action="store_true", help="draw the progress bar though stderr is no terminal"
@@ -186,6 +203,7 @@ def _run(args: argparse.Namespace) -> int:
         gpu=args.gpu,
         plan_fields=_plan_fields(args),
         seed=args.seed or 0,
+        emulation=_emulation(args),
         show_progress=True if args.progress else None,
         announce=(lambda text: None) if args.json else print,
     )
@@ -193,10 +211,18 @@ def _run(args: argparse.Namespace) -> int:
     return 1 if outcome.faults else 0
 
 
+def _emulation(args: argparse.Namespace) -> dict[str, Any]:
+    """The emulator's options that were asked for."""
+    asked = {name: getattr(args, name) for name in _EMULATION if getattr(args, name) is not None}
+    return asked | ({"checks": False} if args.no_checks else {})
+
+
 def _inputs(args: argparse.Namespace) -> Any:
     from fa4 import inputs
 
     if args.input is not None:
+        if not args.input:
+            raise UsageError("--input is empty: give the name of a safetensors file")
         given = [name for name in (*_SHAPE, "dtype") if getattr(args, name) is not None]
         if given:
             options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
@@ -238,10 +264,10 @@ def _add_supports(commands: Any) -> None:
     add("--feature", metavar="NAME", help=f"one of {', '.join(FEATURES)} (all)")
     add("--backend", default="auto", metavar="NAME", help=f"{', '.join(BACKENDS)} (auto)")
     add("--dtype", default="bfloat16", metavar="DTYPE", help="of q, k and v (bfloat16)")
-    add("--head-dim", type=int, default=128, metavar="N", help="of q and k (128)")
-    add("--head-dim-v", type=int, metavar="N", help="of v (as --head-dim)")
-    add("--heads", type=int, default=1, metavar="N", help="heads of q (1)")
-    add("--kv-heads", type=int, metavar="N", help="heads of k and v (as --heads)")
+    add("--head-dim", type=_positive, default=128, metavar="N", help="of q and k (128)")
+    add("--head-dim-v", type=_positive, metavar="N", help="of v (as --head-dim)")
+    add("--heads", type=_positive, default=1, metavar="N", help="heads of q (1)")
+    add("--kv-heads", type=_positive, metavar="N", help="heads of k and v (as --heads)")
     add("--json", action="store_true", help="print JSON")
     parser.set_defaults(command=_supports)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import os
 from pathlib import Path
 
 import torch
 
+_FLOAT32_BYTES = 4
 QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 LAYOUT = "q (batch, seqlen_q, heads, head_dim), k and v (batch, seqlen_k, kv_heads, head_dim)"
 
@@ -62,5 +65,16 @@ def random(
         (batch, seqlen_k, kv_heads, head_dim),
         (batch, seqlen_k, kv_heads, head_dim_v),
     ]
+    nbytes = _FLOAT32_BYTES * sum(math.prod(shape) for shape in shapes)
+    if nbytes > _physical_bytes():
+        raise ValueError(
+            f"q {shapes[0]}, k {shapes[1]} and v {shapes[2]} take {nbytes / 2**30:,.0f} GiB as "
+            f"float32, and this machine has {_physical_bytes() / 2**30:,.0f}: give a smaller "
+            "--batch, --seqlen, --heads or --head-dim"
+        )
     q, k, v = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
     return q, k, v
+
+
+def _physical_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

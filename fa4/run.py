@@ -80,12 +80,14 @@ def run(
     gpu: str | None,
     plan_fields: dict[str, Any],
     seed: int,
+    emulation: dict[str, Any] | None = None,
     show_progress: bool | None = None,
     announce: Callable[[str], None] = print,
 ) -> Outcome:
     """Run attention on CPU tensors, and measure it. Errors are those of `fa4.attention`.
 
     backend "auto" is this machine's GPU where the kernel runs on it, else the emulator.
+    emulation: more options of `kernels.emulator.emulate`, for the emulator only.
     announce: is given the problem and the plan as text, before anything runs.
     """
     problem = AttentionProblem.from_tensors(*qkv, causal=causal)
@@ -95,12 +97,17 @@ def run(
             f"plan fields {', '.join(plan_fields)} with backend 'reference', which has no plan: "
             "use backend 'emulator' or 'cuda', or leave them out"
         )
+    if emulation and backend != "emulator":
+        raise ValueError(
+            f"{', '.join(emulation)} with backend {backend!r}: these are the emulator's; use "
+            "backend 'emulator', or leave them out"
+        )
     inputs = _on_gpu(qkv) if backend == "cuda" else qkv
     options: dict[str, Any] = {}
     start = time.perf_counter()
     with ProgressBar(f"emulating {gpu or api.DEFAULT_GPU}", show_progress) as bar:
         if backend == "emulator":
-            options = {"progress": bar, "seed": seed}
+            options = {"progress": bar, "seed": seed, **(emulation or {})}
         result = api.run(
             *inputs,
             causal=causal,

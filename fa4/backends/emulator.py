@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -22,12 +23,13 @@ def forward(
     *,
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
+    **emulation: Any,
 ) -> Result:
     """Attention as the kernel computes it, with the emulator's report.
 
     No extent of the problem is 0. seed: of the emulator's scheduler. progress: called with the
-    fraction done. Outputs start as NaN, so that what the kernel leaves unwritten shows. The
-    emulator keeps compiled kernels by plan.
+    fraction done. emulation: more options of `kernels.emulator.emulate`. Outputs start as NaN, so
+    that what the kernel leaves unwritten shows. The emulator keeps compiled kernels by plan.
     """
     require("nvidia-cutlass-dsl", "numpy", "llvmlite")
     from cutlass import Float32
@@ -47,5 +49,6 @@ def forward(
         seed=seed,
         roles=plan.role_of_warp(),
         progress=progress,
+        **emulation,
     )
     return Result(out, lse, plan, report)

@@ -33,7 +33,10 @@ class FakeEmulator:
     def __call__(self, fn: Any, *args: Any, **options: Any) -> Report:
         q, k, v, out, lse, scale, stream = args
         assert stream is None and out.isnan().all() and lse.isnan().all()
-        self.calls.append(SimpleNamespace(plan=fn.plan, qkv=(q, k, v), **options))
+        usual = ("gpu", "seed", "roles", "progress")
+        more = {name: value for name, value in options.items() if name not in usual}
+        call = SimpleNamespace(plan=fn.plan, qkv=(q, k, v), options=more, **options)
+        self.calls.append(call)
         scale = float(scale.value)
         given = fa4.attention(q, k, v, causal=fn.plan.causal, softmax_scale=scale, return_lse=True)
         out.copy_(given[0])

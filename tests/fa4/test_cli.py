@@ -123,6 +123,23 @@ def test_plan_options(emulator: FakeEmulator, capsys: pytest.CaptureFixture[str]
     )
 
 
+def test_emulation_options(emulator: FakeEmulator, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = "run --seqlen 9 --schedule adversarial --visibility late --profile isa --no-checks"
+    _json(capsys, *argv.split())
+    assert emulator.calls[0].options == {
+        "schedule": "adversarial", "visibility": "late", "profile": "isa", "checks": False,
+    }  # fmt: skip
+    _json(capsys, "run", "--seqlen", "9")
+    assert emulator.calls[1].options == {}
+
+
+def test_emulation_choices_are_the_emulators() -> None:
+    from fa4.cli import _EMULATION
+    from kernels.emulator.api import SUPPORTED
+
+    assert all(SUPPORTED[name] == values for name, values in _EMULATION.items())
+
+
 def test_findings_make_the_status_1(
     emulator: FakeEmulator, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,8 +195,8 @@ def test_run_on_the_reference(capsys: pytest.CaptureFixture[str]) -> None:
 BAD = [
     ("", "COMMAND"),
     ("fly", "invalid choice: 'fly'"),
-    ("run --seqlen 0", "0 is not positive"),
-    ("run --batch -1", "-1 is not positive"),
+    ("run --seqlen 0", "0 is out of range: give 1 to 2147483647"),
+    ("run --batch -1", "-1 is out of range"),
     ("run --seqlen many", "'many' is not a whole number"),
     ("run --seqlen", "expected one argument"),
     ("run --seq 5", "unrecognized arguments: --seq"),
@@ -196,13 +213,21 @@ BAD = [
     ("run --heads 3 --kv-heads 2", "3 heads of q and 2"),
     ("run --tile 256", "'256' is not MxN"),
     ("run --tile 256x-128", "is not MxN"),
-    ("run --tile 257x128", "2 stages share its rows"),
-    ("run --tile 128x128", "tile_m 64: this kernel takes 128 only"),
+    ("run --tile 257x128", "this kernel's tile is 256x128"),
+    ("run --tile 100x100", "this kernel's tile is 256x128"),
+    ("run --seqlen 99999999999", "is out of range"),
+    ("run --seqlen 2000000000 --heads 64", "GiB as float32, and this machine has"),
+    ("run --seed 18446744073709551616", "0 to 2^64 - 1"),
+    ("run --schedule fifo", "'round_robin'"),
+    ("run --backend reference --seqlen 8 --no-checks", "checks with backend 'reference'"),
+    ("supports --head-dim 0", "0 is out of range"),
+    ("supports --heads 0", "0 is out of range"),
+    ("run --tile 128x128", "this kernel's tile is 256x128"),
     ("run --ctas 2", "ctas 2: this kernel takes 1 only"),
     ("run --exp2-share 2", "exp2_emulated_share 2.0"),
     ("run --rescale-threshold nan", "rescale_threshold nan"),
     ("run --kv-stages 99", "lower kv_stages from 99"),
-    ("run --seed -1", "'-1' is not a whole number, 0 or more"),
+    ("run --seed -1", "give a whole number, 0 to 2^64 - 1"),
     ("supports --gpu b100", "unknown GPU 'b100'"),
     ("supports --feature flash", "unknown feature 'flash'"),
     ("supports --backend gpu", "unknown backend 'gpu'"),
