@@ -93,7 +93,12 @@ st.b32 [%o], %x1;
 
 
 def test_addresses_that_lead_nowhere() -> None:
-    assert code_of(run("mapa.shared::cluster.u32 %far, %at, 4;")[0]) == "cluster_address"
+    beyond = "mapa.shared::cluster.u32 %far, %at, 4;"
+    assert code_of(run(beyond, profile="isa")[0]) == "cluster_address"
+    clean(run(beyond)[0])  # silicon: only its use is a fault
+    for rank in (4, 256, -1):
+        used = beyond.replace("4;", f"{rank}; ld.shared::cluster.b32 %x1, [%far];")
+        assert code_of(run(used)[0]) == "cluster_address"
     nowhere = "add.u32 %far, %at, 0x7000000; ld.shared::cluster.b32 %x1, [%far];"
     assert code_of(run(nowhere)[0]) == "cluster_address"
     assert code_of(run("cvta.to.shared.u64 %g, %o;")[0]) == "generic_not_shared"

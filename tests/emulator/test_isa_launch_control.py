@@ -95,7 +95,8 @@ clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b
 
 
 def test_a_refusal_names_no_block() -> None:
-    assert code_of(run(1, end=VECTOR)[0]) == "launch_control_refused"
+    assert code_of(run(1, end=VECTOR, profile="isa")[0]) == "launch_control_refused"
+    clean(run(1, end=VECTOR)[0])  # silicon: it may be asked for, and is garbage
 
 
 def test_the_response_must_be_waited_for() -> None:

@@ -20,6 +20,7 @@ from .table import FULL, LANES, SHARED_GENERIC_BASE, Binding, Handler, machine
 if TYPE_CHECKING:
     from ..state import Warp
 
+NO_CTA = 0xFF  # the rank in an address that mapa could not make; clusters have at most 16 CTAs
 Lanes64 = NDArray[np.int64]
 
 
@@ -82,23 +83,29 @@ def _is_shared(generic: int) -> bool:
 
 @machine(r"mapa(\.shared::cluster)?\.u(?:32|64)")
 def mapa(b: Binding) -> Handler:
-    """The address in CTA b of the cluster that corresponds to an address of shared memory."""
+    """The address in CTA b of the cluster that corresponds to an address of shared memory.
+
+    PTX leaves it undefined where the cluster has no CTA b, and so it is a fault under ``isa``. On
+    silicon kernels compute such addresses in lanes that do not use them (quack-kernels' tile
+    scheduler): there the address is one that no CTA has, and its use is the fault.
+    """
     d, a, rank = b.ins.operands
     put, read, ctas = put_wide(b, d), lanes(b, a), lanes(b, rank)
     base = 0 if b.match[1] else SHARED_GENERIC_BASE
 
     def run(w: Warp, mask: int) -> None:
+        machine = w.cta.machine
         to = ctas(w)
-        peers = len(w.cta.machine.ctas)
-        for lane in LANES[mask]:
-            if not 0 <= to[lane] < peers:
-                raise EmulatorFault(
-                    "cluster_address",
-                    f"mapa to CTA {int(to[lane])} of a cluster of {peers}",
-                    rank=int(to[lane]),
-                )
+        exists = (to >= 0) & (to < len(machine.ctas))
+        if machine.options.profile == "isa" and not exists[LANES[mask]].all():
+            wrong = int(to[LANES[mask]][~exists[LANES[mask]]][0])
+            raise EmulatorFault(
+                "cluster_address",
+                f"mapa to CTA {wrong} of a cluster of {len(machine.ctas)}",
+                rank=wrong,
+            )
         own = read(w) - base & CTA_WINDOW_MASK
-        put(w, mask, (own | to << CTA_RANK_SHIFT) + base)
+        put(w, mask, (own | np.where(exists, to, NO_CTA) << CTA_RANK_SHIFT) + base)
 
     return run
 

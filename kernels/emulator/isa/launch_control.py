@@ -13,6 +13,7 @@ import numpy as np
 
 from ..findings import EmulatorFault
 from ..ptx.ast import Mem, RegPair, Sink, Vec
+from ..registers import POISON
 from ..schedule import AsyncOp
 from .pair import check_alive
 from .table import LANES, SHARED_GENERIC_BASE, Binding, Handler, machine
@@ -98,6 +99,8 @@ def is_canceled(b: Binding) -> Handler:
 
 @machine(r"clusterlaunchcontrol\.query_cancel\.get_first_ctaid(?:::([xyz])\.b32|\.v4\.b32)\.b128")
 def first_ctaid(b: Binding) -> Handler:
+    """PTX leaves the block of a refused request undefined: a fault under ``isa``. The DSL's own
+    clc_response() asks for it always and throws it away: on silicon it is poison."""
     d, row = b.ins.operands[0], b.row(b.ins.operands[1], "b128")
     axis = b.match[1]
     if axis is None:
@@ -108,13 +111,14 @@ def first_ctaid(b: Binding) -> Handler:
         places = [("xyz".index(axis), b.put32(d))]
 
     def run(w: Warp, mask: int) -> None:
-        if not (w.r32[row + 3, LANES[mask]] == 1).all():
+        given = w.r32[row + 3] == 1
+        if w.cta.machine.options.profile == "isa" and not given[LANES[mask]].all():
             raise EmulatorFault(
                 "launch_control_refused",
                 "get_first_ctaid of a request that was refused: is_canceled must be asked first",
             )
         for k, put in places:
-            put(w, mask, w.r32[row + k].copy())
+            put(w, mask, np.where(given, w.r32[row + k], POISON).astype(np.uint32))
 
     return run
 
