@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from .memory import GlobalMemory
 from .program import SHARED_WINDOW_BASE, Program, Segment, decode
 from .ptx import Module, parse
 from .records import Records
-from .schedule import AsyncQueues, Options, ReadyQueue
+from .schedule import AsyncQueues, Options, PendingLoad, ReadyQueue
 from .state import Cta, Fragment, Warp
 from .tensormap import TensorMap
 
@@ -420,9 +420,13 @@ class Machine:
 
     def _touch_loads(self, warp: Warp, segment: Segment) -> None:
         """Registers of a tcgen05.ld are used that wait::ld has not yet covered: wrong by the PTX
-        text, while silicon's scoreboard holds the use until the load is complete."""
+        text, while silicon's scoreboard holds the use until the load is complete. Those of a wgmma
+        are undefined until it was waited for."""
         last = -1
         for k, load in enumerate(warp.pending_ld):
+            if load.pc in segment.overwrites:
+                code = "wgmma_operand_overwritten"
+                self._not_waited(load, code, "an operand register", "written")
             if load.pc in segment.ld_touches and load.effect is not None:
                 load.effect()
                 load.effect = None
@@ -430,20 +434,25 @@ class Machine:
                 last = k
         if last < 0:
             return
-        if self.options.profile == "isa":
-            ins = self.program.segments[warp.pending_ld[last].pc].first
-            raise EmulatorFault(
-                "tcgen05_ld_not_waited",
-                f"a register of the tcgen05.ld at ptx:{ins.line} is used without tcgen05.wait::ld",
-                load=ins.text,
-                load_source=self.program.module.source_of(ins),
-            )
+        newest = warp.pending_ld[last]
+        if self.options.profile == "isa" or newest.code == "wgmma_not_waited":
+            self._not_waited(newest, newest.code, "a register", "used")
         for load in warp.pending_ld[: last + 1]:  # loads complete in order
             if load.effect is not None:
                 load.effect()
         if self.race is not None:
             self.race.ld_complete(warp, warp.pending_ld[last].clock)
         del warp.pending_ld[: last + 1]
+
+    def _not_waited(self, load: PendingLoad, code: str, what: str, done: str) -> NoReturn:
+        ins = self.program.segments[load.pc].first
+        wait = "wgmma.wait_group" if ins.mods[0] == "wgmma" else "tcgen05.wait::ld"
+        raise EmulatorFault(
+            code,
+            f"{what} of the {'.'.join(ins.mods[:2])} at ptx:{ins.line} is {done} without {wait}",
+            load=ins.text,
+            load_source=self.program.module.source_of(ins),
+        )
 
     def _converge(self, warp: Warp, fragment: Fragment, segment: Segment, active: int) -> None:
         if active != fragment.mask:

@@ -43,6 +43,7 @@ class Segment:
     syncs: bool = False  # native, with a bar.warp.sync of the whole warp in it
     ld_uses: frozenset[int] = frozenset()  # tcgen05.ld segments whose results it computes with
     ld_touches: frozenset[int] = frozenset()  # and those whose registers it names at all
+    overwrites: frozenset[int] = frozenset()  # wgmma segments whose A registers it writes
 
     @property
     def first(self) -> Instr:
@@ -65,6 +66,7 @@ class Program:
     clustered: bool = False
     tracked: tuple[str, ...] = ()
     read: frozenset[str] = frozenset()  # registers that some instruction reads
+    found: dict[str, Any] = field(default_factory=dict)  # by binders, about the whole program
 
     def is_read(self, register: str) -> bool:
         """Whether anything reads the register: results that nobody reads need no place."""
@@ -114,10 +116,16 @@ def uses_and_defs(ins: Instr) -> tuple[list[str], list[str]]:
     n = destinations(ins)
     defs = [r.name for op in ins.operands[:n] for r in operand_regs(op) if not isinstance(op, Mem)]
     uses = [r.name for op in ins.operands[n:] for r in operand_regs(op)]
+    if is_wgmma(ins):
+        uses += defs  # D is read too, unless scale-d is false
     uses += [r.name for op in ins.operands[:n] if isinstance(op, Mem) for r in operand_regs(op)]
     if ins.guard is not None:
         uses.append(ins.guard.name)
     return uses, defs
+
+
+def is_wgmma(ins: Instr) -> bool:
+    return ins.op.startswith("wgmma.mma_async.")
 
 
 def is_branch(ins: Instr) -> bool:
@@ -243,7 +251,7 @@ def _plain_reads(segment: Segment, bit: dict[str, int]) -> int:
     seen = reads = 0
     for ins in segment.instrs:
         uses, defs = uses_and_defs(ins)
-        if ins.guard is None and ins.mods[0] not in ("mov", "selp"):
+        if ins.guard is None and ins.mods[0] not in ("mov", "selp", "wgmma"):
             for name in uses:
                 mask = 1 << bit[name]
                 if not seen & mask:
@@ -263,20 +271,26 @@ def _names(mask: int, by_bit: list[str]) -> list[str]:
 
 
 def _link_loads(segments: list[Segment]) -> None:
-    """Notes which segments touch, and which truly use, the registers of which tcgen05.ld.
+    """Notes which segments touch, and which truly use, the registers of which tcgen05.ld or wgmma,
+    and which overwrite registers that a wgmma reads.
 
     NVVM moves and packs a load's registers above its tcgen05.wait::ld, which for ptxas is renaming;
     a copy counts as the load's register, and copying as touching it, not as using it.
     """
     loads: dict[str, frozenset[int]] = {}
+    sources: dict[str, frozenset[int]] = {}
     for segment in segments:
-        if not segment.native and segment.first.op.startswith("tcgen05.ld."):
-            for name in uses_and_defs(segment.first)[1]:
+        ins = segment.first
+        if not segment.native and (ins.op.startswith("tcgen05.ld.") or is_wgmma(ins)):
+            for name in uses_and_defs(ins)[1]:
                 loads[name] = loads.get(name, frozenset()) | {segment.index}
+        if is_wgmma(ins) and isinstance(ins.operands[1], Vec):
+            for register in operand_regs(ins.operands[1]):
+                sources[register.name] = sources.get(register.name, frozenset()) | {segment.index}
     if not loads:
         return
     facts = [
-        (segment.index, ins.mods[0] == "mov", *uses_and_defs(ins))
+        (segment.index, ins.mods[0] == "mov", *_facts_of(ins))
         for segment in segments
         for ins in segment.instrs
     ]
@@ -293,10 +307,20 @@ def _link_loads(segments: list[Segment]) -> None:
                         changed = True
     for index, copies, uses, defs in facts:
         touched = nothing.union(*(loads.get(name, nothing) for name in (*uses, *defs)))
-        segments[index].ld_touches |= touched - {index}
+        overwritten = nothing.union(*(sources.get(name, nothing) for name in defs))
+        segments[index].overwrites |= overwritten
+        segments[index].ld_touches |= touched - {index} | overwritten
         if not copies:
             used = nothing.union(*(loads.get(name, nothing) for name in uses))
             segments[index].ld_uses |= used
+
+
+def _facts_of(ins: Instr) -> tuple[list[str], list[str]]:
+    """Registers that an instruction reads and writes itself; the accumulators of a wgmma pass from
+    one to the next without a wait."""
+    if not is_wgmma(ins):
+        return uses_and_defs(ins)
+    return [r.name for op in ins.operands[1:] for r in operand_regs(op)], []
 
 
 def place_shared(entry: Entry) -> tuple[dict[str, int], int]:

@@ -99,12 +99,13 @@ class AsyncOp:
 
 @dataclass(slots=True)
 class PendingLoad:
-    """A tcgen05.ld that nobody has waited for: its segment, its clock (0: unchecked), and what
-    still has to move (None: it moved at issue)."""
+    """A tcgen05.ld or a wgmma that nobody has waited for: its segment, its clock (0: unchecked),
+    what still has to move (None: it moved at issue), and what using its registers is."""
 
     pc: int
     clock: int
     effect: Callable[[], None] | None
+    code: str = "tcgen05_ld_not_waited"
 
 
 BulkCopy = tuple[AsyncOp, Any, int]  # the copy, its agent in the race detector, the agent's clock

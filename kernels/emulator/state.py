@@ -15,6 +15,7 @@ from .findings import EmulatorFault
 from .isa.cp_async import CopyGroups
 from .isa.pair import check_alive
 from .isa.table import Wait
+from .isa.wgmma import Groups
 from .memory import SharedMemory, TensorMemory
 from .registers import WarpRegisters
 from .schedule import CTA_RANK_SHIFT, CTA_WINDOW_MASK, AsyncOp, BulkGroups, PendingLoad
@@ -55,6 +56,7 @@ class Warp:
         "registers",
         "bulk",
         "copies",
+        "wgmma",
         "pc",
         "pending_ld",
         "pending_st",
@@ -77,6 +79,7 @@ class Warp:
         self.pending_st: list[AsyncOp] = []
         self.bulk: dict[int, BulkGroups] = {}  # by lane
         self.copies = CopyGroups()
+        self.wgmma = Groups()
         self.timed_out = False  # the soft wait that runs next may give up
         self.queued = False
         self.unwritten = dict.fromkeys(program.tracked, 0xFFFFFFFF)  # lanes that never wrote it

@@ -39,7 +39,7 @@ from .clocks import (
     join,
 )
 from .shadow import Cells, Conflict, Shadow
-from .threads import CP_ASYNC, ST_ASYNC, ThreadHooks
+from .threads import CP_ASYNC, ST_ASYNC, WGMMA, ThreadHooks
 
 if TYPE_CHECKING:
     from ..program import Program
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 CELL_BYTES = 4
 _NO_COMMIT = "no tcgen05.commit behind the MMA was waited for"
-_MUST_FINISH = (TMA_LOAD, TMA_STORE, TENSOR_CORE, TMEM_ST)
+_MUST_FINISH = (TMA_LOAD, TMA_STORE, TENSOR_CORE, TMEM_ST, WGMMA)
 QUADS = 4  # of 32 Tensor Memory lanes
 
 
@@ -653,6 +653,8 @@ class RaceDetector(ThreadHooks):
             )
         if other.kind == TMA_LOAD:
             return "tma_load_not_waited", "the copy's mbarrier was not waited for"
+        if other.kind == WGMMA:
+            return "mma_operand_overwritten", "wgmma.wait_group and a synchronisation are missing"
         if other.kind == CP_ASYNC:
             return "cp_async_not_waited", "cp.async.wait_group or the copy's mbarrier is missing"
         if other.kind == ST_ASYNC:

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..findings import EmulatorFault
-from .clocks import GENERIC, TMEM_VIEW, Agent, Agents, Bundle, join
+from .clocks import ASYNC, GENERIC, TMEM_VIEW, Agent, Agents, Bundle, join
 
 if TYPE_CHECKING:
     from ..state import Cta, Warp
 
 CELL_BYTES = 4
-CP_ASYNC, ST_ASYNC = "cp.async", "st.async"  # kinds of agents
+CP_ASYNC, ST_ASYNC, WGMMA = "cp.async", "st.async", "wgmma"  # kinds of agents
 
 
 def cells_of(addrs: NDArray[np.int64], nbytes: int, base: int) -> NDArray[np.int64]:
@@ -47,6 +47,7 @@ class ThreadHooks:
 
     def __init__(self) -> None:
         self._cp_async: dict[Any, Agent] = {}
+        self._wgmma: dict[Any, Agent] = {}
 
     def smem_atomic(self, warp: Warp, cta: Cta, addrs: NDArray[np.int64], nbytes: int) -> None:
         """Atomics do not race with each other, but with everything else."""
@@ -80,6 +81,27 @@ class ThreadHooks:
     def cp_async_wait(self, warp: Warp, clock: int) -> None:
         """The warp waited for its copies up to that clock."""
         done = self._cp_async[warp]
+        bundle = self.agents.fit(self._warps[warp])
+        bundle[GENERIC, done.index] = max(int(bundle[GENERIC, done.index]), clock)
+
+    def wgmma(self, warp: Warp, operands: list[NDArray[np.int64]], number: int) -> int:
+        """A warp's share of the warpgroup's ``number``-th wgmma is issued: its clock. The four
+        warps' shares are one operation, of one agent: whoever waits for it knows it complete."""
+        group = (warp.cta, warp.index // 4)
+        agent = self._wgmma.get(group)
+        if agent is None:
+            agent = self._wgmma[group] = self.agents.add(WGMMA, warp)
+        agent.clock = max(agent.clock, number)
+        share = Agent(agent.index, WGMMA, warp, number, self.agents.fit(self._warps[warp]))
+        shadow = self._ctas[id(warp.cta)]
+        for cells in operands:
+            at = cells - (shadow.base >> 2)
+            self._access(shadow.smem, at, share, ASYNC, False, warp.pc, "smem", shadow.base)
+        return number
+
+    def wgmma_wait(self, warp: Warp, clock: int) -> None:
+        """The warp waited for the warpgroup's operations up to that clock."""
+        done = self._wgmma[(warp.cta, warp.index // 4)]
         bundle = self.agents.fit(self._warps[warp])
         bundle[GENERIC, done.index] = max(int(bundle[GENERIC, done.index]), clock)
 

@@ -156,3 +156,20 @@ class SmemDescriptor:
             stride_bytes=(value >> 32 & 0x3FFF) << 4,
             swizzle_chunks=_SWIZZLE_CHUNKS[code],
         )
+
+
+_WGMMA_UNUSED_BITS = ((14, 15), (30, 31), (46, 48), (52, 61))
+
+
+def wgmma_descriptor(value: int) -> int:
+    """A wgmma matrix descriptor (PTX ISA 9.1 section 9.7.15.5.1.2.2) as tcgen05.mma's.
+
+    Both have addresses and strides in the same bits, and wgmma's two bits of swizzling mode, 62-63,
+    are the upper two of tcgen05's three; tcgen05 adds a constant. Raises mma_bad_descriptor.
+    """
+    if value >> 64 or value < 0:
+        _reject("wgmma descriptor", value, 16, "it has 64 bits")
+    for low, high in _WGMMA_UNUSED_BITS:
+        if value >> low & (1 << high - low + 1) - 1:
+            _reject("wgmma descriptor", value, 16, f"bits {low}-{high} must be 0")
+    return value | 1 << 46

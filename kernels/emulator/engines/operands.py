@@ -72,6 +72,18 @@ def operand_chunks(descriptor: int, rows: int, mn_major: bool) -> OperandChunks:
     return OperandChunks(index, int(addrs.min()), int(addrs.max()) + CHUNK_BYTES)
 
 
+def part_of(chunks: OperandChunks, mn_major: bool, first: int, rows: int) -> OperandChunks:
+    """The chunks of some rows (a multiple of 8 of them) of an operand."""
+    if mn_major:
+        low = first // CHUNK_ELEMENTS
+        index = np.ascontiguousarray(chunks.index[:, low : low + rows // CHUNK_ELEMENTS])
+    else:
+        index = np.ascontiguousarray(chunks.index[first : first + rows])
+    index.flags.writeable = False
+    low, high = int(index.min()) * CHUNK_BYTES, int(index.max()) * CHUNK_BYTES + CHUNK_BYTES
+    return OperandChunks(index, low, high)
+
+
 def smem_operand(
     smem: SharedMemory, descriptor: int, rows: int, mn_major: bool, dtype: str, name: str
 ) -> NDArray[np.float64]:
@@ -80,7 +92,13 @@ def smem_operand(
     Raises smem_out_of_bounds, smem_unwritten_read and mbarrier_ordinary_access, naming ``name``.
     """
     chunks = operand_chunks(descriptor, rows, mn_major)
-    what = f"tcgen05.mma reading operand {name}"
+    return chunk_values(smem, chunks, mn_major, dtype, f"tcgen05.mma reading operand {name}")
+
+
+def chunk_values(
+    smem: SharedMemory, chunks: OperandChunks, mn_major: bool, dtype: str, what: str
+) -> NDArray[np.float64]:
+    """What the chunks hold, as `smem_operand`; ``what`` names the reader."""
     smem.check_range(chunks.low, chunks.high - chunks.low, what)
     if not smem.all_written(chunks.low, chunks.high):
         _check_chunks(smem, chunks, what)

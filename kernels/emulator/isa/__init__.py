@@ -12,6 +12,7 @@ from . import (  # noqa: F401  (they fill the table)
     memory,
     sync,
     tensor,
+    wgmma,
 )
 from .table import FULL, LANES, Handler, Wait, bind, first_lane
 
