@@ -24,6 +24,7 @@ from .operands import smem_operand, tmem_operand
 
 _WARPS = 4
 _HALF_LANES = 16
+_PIECE = 128  # rows of D^T
 # Layout D (M = 128) is the identity; layout F (M = 64) puts 16 rows in each warp's 32 lanes, at
 # lane 0 or 16 of them (PTX ISA 9.1 section 9.7.16.10.5).
 _LAYOUT_F_LANES = {
@@ -64,7 +65,7 @@ def mma(
         a_by_k = _operand_a(inst, a, smem, tmem, a_in_tmem, align)
         b_by_k = smem_operand(smem, b_desc, inst.n, inst.b_mn_major, inst.b_dtype, "B")
         # Tensor Memory is column-major, so the product is formed as D^T: (N, M).
-        product = np.matmul(b_by_k.T, a_by_k, out=_scratch(inst.n, inst.m))
+        product = _product(b_by_k, a_by_k, _scratch(inst.n, inst.m))
         if inst.a_negate != inst.b_negate:
             np.negative(product, out=product)
         out.store(product, factor if accumulate else None, disable_output_lane)
@@ -122,7 +123,7 @@ def mma_pair(
                 rows = slice(half * LANES // halves, (half + 1) * LANES // halves)
                 a_half = a_by_k[:, rows] if a_in_tmem else a_by_k
                 b_half = b_by_k[:, half * ncols : (half + 1) * ncols]
-                product[:, rows] = b_half.T @ a_half
+                _product(b_half, a_half, product[:, rows])
             if inst.a_negate != inst.b_negate:
                 np.negative(product, out=product)
             products.append(product)
@@ -165,6 +166,17 @@ class _Output:
         else:
             cells[...] = _rounded(product, self.dtype)
         tmem.mark_written(self.column, self.ncols, lanes)
+
+
+def _product(
+    b_by_k: NDArray[np.float64], a_by_k: NDArray[np.float64], out: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """D^T = B^T A into ``out``, (N, M), in pieces that OpenBLAS does on one thread (up to 2**18
+    multiplications): waking others takes far longer than the product."""
+    for first in range(0, out.shape[0], _PIECE):
+        piece = slice(first, first + _PIECE)
+        np.matmul(b_by_k[:, piece].T, a_by_k, out=out[piece])
+    return out
 
 
 @lru_cache(maxsize=64)
