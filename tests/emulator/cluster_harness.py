@@ -60,6 +60,7 @@ def launch(
     smem_bytes: int = 0,
     gpu: str = "b200",
     roles: dict[int, str] | None = None,
+    max_instructions: int = 5_000_000,
     **options: Any,
 ) -> LaunchResult:
     """``memory``: arrays behind tensor maps."""
@@ -81,7 +82,7 @@ def launch(
         what,
         GPUS[gpu],
         space,
-        max_instructions=5_000_000,
+        max_instructions=max_instructions,
         roles=roles,
         options=Options(**options),
     )

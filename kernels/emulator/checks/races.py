@@ -406,10 +406,16 @@ class RaceDetector(ThreadHooks):
         space: str, base: int, view: NDArray[np.int32] | None = None,
     ) -> None:  # fmt: skip
         """``view``: in the place of the agent's row."""
+        bundle = self.agents.fit(agent)
         if view is None:
-            view = self.agents.fit(agent)[row]
-        touch = shadow.write if write else shadow.read
-        conflict = touch(cells, view, agent.index, agent.clock, pc)
+            view = bundle[row]
+        if write:
+            # Nobody is known to put a proxy fence between ordinary reads and the copy that
+            # overwrites what was read; by the PTX text it belongs there.
+            reads = bundle[GENERIC] if row == ASYNC and not self.strict else view
+            conflict = shadow.write(cells, view, agent.index, agent.clock, pc, reads)
+        else:
+            conflict = shadow.read(cells, view, agent.index, agent.clock, pc)
         if conflict is not None:
             raise self._fault(conflict, agent, row, write, space, base)
 
@@ -485,11 +491,13 @@ class RaceDetector(ThreadHooks):
         agent.bundle[:, agent.index] = agent.clock
         if self.strict:
             self._touched(agent, warp.alive)
+        # Two loads or stores of a warp are not ordered by the order of issue (section 9.7.16.6.1).
+        view = self.agents.fit(issuer)[self.tmem_row] if self.strict else None
         shadow = self._ctas[id(cta)].tmem
         for start in (column,) if split is None else (column, column + split):
             first = (warp.index & 3) * COLUMNS + start
             cells = slice(first, first + columns)
-            self._access(shadow, cells, agent, self.tmem_row, write, warp.pc, "tmem", 0)
+            self._access(shadow, cells, agent, self.tmem_row, write, warp.pc, "tmem", 0, view)
         return agent.clock
 
     def wait_ld(self, warp: Warp) -> None:
@@ -639,13 +647,14 @@ class RaceDetector(ThreadHooks):
         known = conflict.clock <= int(bundle[GENERIC, other.index])
         if row == ASYNC and known:
             return "missing_proxy_fence", "fence.proxy.async is missing between them"
-        if row == TMEM_VIEW and known:
+        loose = conflict.clock <= int(bundle[LOOSE, other.index])
+        if row == TMEM_VIEW and (known or loose) and other is not agent:
             return (
                 "missing_tcgen05_fence",
                 "tcgen05.fence::before_thread_sync before, or ::after_thread_sync behind, the"
                 " synchronisation between them is missing",
             )
-        if conflict.clock <= int(bundle[LOOSE, other.index]):
+        if loose and other is not agent:
             return (
                 "sync_scope_too_narrow",
                 "what synchronises them is relaxed, or its scope (.cta where none is given) does"

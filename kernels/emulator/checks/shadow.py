@@ -47,10 +47,13 @@ class Shadow:
         return conflict
 
     def write(
-        self, cells: Cells, view: NDArray[np.int32], agent: int, clock: int, pc: int
-    ) -> Conflict | None:
-        """Checks a write against the last writes and reads, then records it."""
-        conflict = self._against_writes(cells, view) or self._against_reads(cells, view)
+        self, cells: Cells, view: NDArray[np.int32], agent: int, clock: int, pc: int,
+        reads: NDArray[np.int32] | None = None,
+    ) -> Conflict | None:  # fmt: skip
+        """Checks a write against the last writes and reads, then records it. ``reads``: the view
+        that governs the reads, where it is another."""
+        conflict = self._against_writes(cells, view)
+        conflict = conflict or self._against_reads(cells, view if reads is None else reads)
         self._w_agent[cells] = agent
         self._w_clock[cells] = clock
         self._w_pc[cells] = pc
