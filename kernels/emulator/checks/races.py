@@ -582,6 +582,7 @@ class RaceDetector(ThreadHooks):
             first = quad * COLUMNS + column
             cells = slice(first, first + columns)
             self._access(shadow, cells, agent, row, True, warp.pc, "tmem", 0, view)
+        agent.bundle[TMEM_VIEW, agent.index] = agent.clock  # for the warp itself, no fence needed
 
     # -- the end ---------------------------------------------------------------------------------
 
