@@ -36,9 +36,9 @@ from kernels.emulator.host_runtime import (
 )
 from kernels.emulator.tensors import (
     DL_CPU,
-    Allocation,
     CudaView,
     Geometry,
+    check_tensor_maps,
     geometry,
     merge_allocations,
 )
@@ -82,14 +82,14 @@ _PREFERRED_ALIGN_BYTES = 16
 
 @dataclass(frozen=True)
 class TensorArgument:
-    """A tensor argument as the DSL takes it (`value`), its compile key and its memory.
+    """A tensor argument as the DSL takes it (`value`), its compile key and its place in memory.
 
-    `allocation` is None for a fake tensor, which has none.
+    `place` is None for a fake tensor, which has none.
     """
 
     value: Any
     key: Any
-    allocation: Allocation | None
+    place: Geometry | None
 
     @classmethod
     def of(cls, arg: Any, name: str) -> TensorArgument | None:
@@ -101,19 +101,19 @@ class TensorArgument:
         from cutlass.cute.typing import Tensor as CuteTensor
 
         if isinstance(arg, CuteTensor):
-            return cls._of_cute(arg, name)
+            return cls._of_cute(arg)
         if not hasattr(arg, "__dlpack__"):
             return None
         return cls._of_dlpack(arg, name)
 
     @classmethod
-    def _of_cute(cls, tensor: Any, name: str) -> TensorArgument:
+    def _of_cute(cls, tensor: Any) -> TensorArgument:
         if not hasattr(tensor, "data_ptr"):  # a fake tensor: good for compiling only
             return cls(tensor, tensor.__cache_key__, None)
         place = Geometry(
             tensor.data_ptr, tensor.element_type.width, tuple(tensor.shape), tuple(tensor.stride)
         )
-        return cls(tensor, tensor.__cache_key__, place.allocation(name))
+        return cls(tensor, tensor.__cache_key__, place)
 
     @classmethod
     def _of_dlpack(cls, tensor: Any, name: str) -> TensorArgument:
@@ -134,7 +134,7 @@ class TensorArgument:
         )
         if place.shape:
             value = value.mark_layout_dynamic(place.leading_dim())
-        return cls(value, value.__cache_key__, place.allocation(name))
+        return cls(value, value.__cache_key__, place)
 
 
 class HostArguments:
@@ -142,7 +142,8 @@ class HostArguments:
 
     `values` go to the DSL in order; `key` is equal for two calls that one compile serves (element
     types, ranks, static strides, alignments, compile-time values; never a pointer or a size);
-    `allocations` are the global memory they name; `fakes` are the arguments that have none.
+    `tensors` are the names and places of those with data, `allocations` the global memory they
+    take; `fakes` are the arguments that have none.
     """
 
     def __init__(self, fn: Any, args: Sequence[Any]) -> None:
@@ -153,14 +154,14 @@ class HostArguments:
         self.values: list[Any] = []
         self.fakes: list[str] = []
         keys: list[Any] = []
-        self._found: list[Allocation] = []
+        self.tensors: list[tuple[str, Geometry]] = []
         for index, arg in enumerate(args):
             parameter = parameters[min(index, len(parameters) - 1)]
             value, key = self._convert(arg, parameter)
             self.values.append(value)
             keys.append(key)
         self.key = tuple(keys)
-        self.allocations = merge_allocations(self._found)
+        self.allocations = merge_allocations(place.allocation(name) for name, place in self.tensors)
 
     def _convert(self, arg: Any, parameter: inspect.Parameter) -> tuple[Any, Any]:
         """What the DSL is given for an argument, and its part of the key."""
@@ -181,10 +182,10 @@ class HostArguments:
 
         tensor = TensorArgument.of(arg, name)
         if tensor is not None:
-            if tensor.allocation is None:
+            if tensor.place is None:
                 self.fakes.append(name)
             else:
-                self._found.append(tensor.allocation)
+                self.tensors.append((name, tensor.place))
             return tensor.value, ("tensor", tensor.key)
         if isinstance(arg, (bool, int, float, Numeric)):
             return arg, ("scalar", type(arg))
@@ -342,7 +343,8 @@ class CompiledKernel:
         """Run the host function on these arguments and return what it launched, in order.
 
         args: as for `compile`; sizes and data may differ, types, ranks and layouts may not.
-        Raises UnsupportedLaunch for runtime calls or attributes that are not modelled.
+        Raises UnsupportedLaunch for runtime calls or attributes that are not modelled, ValueError
+        for a tensor whose strides a tensor map cannot hold.
         """
         return self.launch_bound(HostArguments(self.fn, args))
 
@@ -372,6 +374,8 @@ class CompiledKernel:
             self._check(status.value, "the host function")
             launches = self._runtime.launches
         del keep_alive
+        for launch in launches:
+            check_tensor_maps(launch.params, arguments.tensors)
         return [replace(launch, allocations=arguments.allocations) for launch in launches]
 
 
@@ -405,7 +409,7 @@ def host_sees(gpu: str | GpuModel) -> Iterator[GpuModel]:
         restore.callback(_SEEN.reset, token)
         for dsl in (BaseDSL, CuTeDSL):
             settings = dsl._get_dsl().envar
-            restore.callback(setattr, settings, "arch", settings.arch)
+            restore.callback(setattr, settings, "_arch", settings._arch)
             settings.arch = model.arch
         for name, answer in _HARDWARE_INFO.items():
             real = getattr(HardwareInfo, name)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from .findings import EmulatorFault, UnsupportedPTX
+from .tensormap import TENSOR_MAP_BYTES, TensorMap
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,36 @@ class Geometry:
         if ones[-1] == len(self.strides) - 1:
             return ones[-1]
         return next((dim for dim in reversed(ones) if self.shape[dim] > 1), ones[-1])
+
+
+def check_tensor_maps(
+    parameters: Iterable[bytes], tensors: Sequence[tuple[str, Geometry]]
+) -> None:
+    """Raise ValueError for an argument that a tensor map cannot describe.
+
+    A map keeps its strides as multiples of 16 bytes (cuTensorMapEncodeTiled); the DSL's inline
+    encoder drops what is left, and the kernel would copy wrong bytes without a complaint.
+    parameters: of the launched kernel. tensors: names and geometries of the host's arguments.
+    """
+    for raw in parameters:
+        if len(raw) != TENSOR_MAP_BYTES:
+            continue
+        try:
+            tensor_map = TensorMap.decode(raw)
+        except (EmulatorFault, UnsupportedPTX):
+            continue  # not a map, or one whose use is a finding of its own
+        for name, place in tensors:
+            if place.base != tensor_map.address:
+                continue
+            for dim, stride in enumerate(place.strides):
+                nbytes = stride * place.bits // 8
+                if nbytes % 16 and place.shape[dim] > 1 and stride != 1:
+                    if nbytes & ~15 in tensor_map.strides_bytes:
+                        raise ValueError(
+                            f"{name}: dimension {dim} has a stride of {nbytes} bytes, and the"
+                            " kernel makes a tensor map of it, whose strides are multiples of 16"
+                            " bytes; pad the rows, or copy the tensor to one with padded rows"
+                        )
 
 
 def geometry(tensor: Any) -> Geometry:

@@ -109,7 +109,8 @@ def reduced(
     +0, and a NaN is left out unless ``nan`` is set; a NaN result is canonical."""
     if dtype != "f32":
         integers = values.view(np.int32 if dtype == "s32" else np.uint32)
-        return (integers.max(0) if op == "max" else integers.min(0)).view(np.uint32)
+        best = integers.max(0) if op == "max" else integers.min(0)
+        return np.asarray(best).view(np.uint32)
     bits = values & np.uint32(0x7FFFFFFF) if absolute else values
     is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     # Floats sort as these integers do: negative ones by falling magnitude.
@@ -117,10 +118,10 @@ def reduced(
     ordered = bits ^ flip
     left_out = np.uint32(0 if op == "max" else 0xFFFFFFFF)
     kept = np.where(is_nan, left_out, ordered)
-    best = kept.max(0) if op == "max" else kept.min(0)
-    flip_back = np.where(best >> np.uint32(31), np.uint32(0x80000000), np.uint32(0xFFFFFFFF))
+    chosen = kept.max(0) if op == "max" else kept.min(0)
+    flip_back = np.where(chosen >> np.uint32(31), np.uint32(0x80000000), np.uint32(0xFFFFFFFF))
     gone = is_nan.any(0) if nan else is_nan.all(0)
-    return np.where(gone, np.uint32(0x7FFFFFFF), best ^ flip_back)
+    return np.where(gone, np.uint32(0x7FFFFFFF), chosen ^ flip_back)
 
 
 def _load(
