@@ -224,7 +224,11 @@ class Machine:
 
     def _parameter_block(self) -> ctypes.Array[ctypes.c_char]:
         entry = self.program.entry
-        block = ctypes.create_string_buffer(max(entry.param_bytes, 1) + 128)
+        variables, places = self.program.module.variables, self.program.variables
+        nbytes = max(
+            [1, entry.param_bytes, *(places[v.name] + max(v.nbytes, 1) for v in variables)]
+        )
+        block = ctypes.create_string_buffer(nbytes + 128)
         # Parameters are aligned as declared (tensor maps to 64 bytes), also in host memory.
         self._params_address = (ctypes.addressof(block) + 127) // 128 * 128
         for param, data in zip(entry.params, self.launch.params, strict=True):
@@ -233,7 +237,17 @@ class Machine:
                     f"parameter {param.name}: {len(data)} bytes given, {param.nbytes} declared"
                 )
             ctypes.memmove(self._params_address + param.offset, data, len(data))
+        for variable in variables:
+            at = self._params_address + places[variable.name]
+            ctypes.memmove(at, variable.data, len(variable.data))
+            if variable.nbytes:
+                writable = variable.space != "const"
+                self.gmem.add(at, variable.nbytes, variable.name, writable, owner=block)
         return block
+
+    def variable_address(self, name: str) -> int:
+        """Generic address of a .global or .const variable of the module."""
+        return self._params_address + self.program.variables[name]
 
     def tensor_map(self, address: int) -> TensorMap:
         """The tensor map at a generic address: a kernel parameter, or global memory."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .findings import UnsupportedPTX
-from .native import BlockBuilder, compile_blocks, find, find_collective
+from .memory.local import LOCAL_BASE
+from .native import BlockBuilder, Places, compile_blocks, find, find_collective
 from .ptx.ast import Entry, Instr, Label, Mem, Module, Operand, Reg, RegPair, Special, Vec
 from .registers import RegisterFile
 
@@ -52,8 +53,9 @@ class Segment:
 
 @dataclass
 class Program:
-    """A decoded entry. ``symbols``: shared variables' window addresses; ``specials``: special
-    registers in use."""
+    """A decoded entry. ``symbols``: shared variables' window addresses; ``local``: local variables'
+    addresses; ``variables``: offsets of .global and .const variables, which stand behind the
+    parameters; ``specials``: special registers in use."""
 
     module: Module
     entry: Entry
@@ -66,6 +68,9 @@ class Program:
     clustered: bool = False
     tracked: tuple[str, ...] = ()
     read: frozenset[str] = frozenset()  # registers that some instruction reads
+    local: dict[str, int] = field(default_factory=dict)
+    local_bytes: int = 0  # of a thread
+    variables: dict[str, int] = field(default_factory=dict)
     found: dict[str, Any] = field(default_factory=dict)  # by binders, about the whole program
 
     def is_read(self, register: str) -> bool:
@@ -91,7 +96,7 @@ def operand_regs(operand: Operand) -> Iterator[Reg | Special]:
 
 _NO_DEST = frozenset(
     "st bra ret exit bar barrier fence membar red prefetch nanosleep trap griddepcontrol "
-    "setmaxnreg discard applypriority cp brkpt pmevent".split()
+    "setmaxnreg discard applypriority cp brkpt pmevent call".split()
 )
 
 
@@ -334,6 +339,26 @@ def place_shared(entry: Entry) -> tuple[dict[str, int], int]:
     return symbols, static_end - SHARED_WINDOW_BASE
 
 
+def place_local(entry: Entry) -> tuple[dict[str, int], int]:
+    """Addresses of local variables, and the bytes that a thread has."""
+    at, places = LOCAL_BASE, {}
+    for var in entry.local:
+        at = (at + var.align - 1) // var.align * var.align
+        places[var.name] = at
+        at += var.nbytes
+    return places, at - LOCAL_BASE
+
+
+def place_variables(module: Module, entry: Entry) -> dict[str, int]:
+    """Offsets of .global and .const variables in the parameter block, behind the parameters."""
+    at, places = (entry.param_bytes + 127) // 128 * 128, {}
+    for var in module.variables:
+        at = (at + var.align - 1) // var.align * var.align
+        places[var.name] = at
+        at += max(var.nbytes, 1)
+    return places
+
+
 def decode(
     module: Module,
     entry_name: str,
@@ -361,6 +386,8 @@ def decode(
     layout = RegisterFile(kinds, used, groups)
     program = Program(module, entry, segments, layout, symbols, static_bytes, specials)
     program.clustered = clustered
+    program.local, program.local_bytes = place_local(entry)
+    program.variables = place_variables(module, entry)
     program.read = frozenset(
         name for segment in segments for ins in segment.instrs for name in uses_and_defs(ins)[0]
     )
@@ -415,13 +442,12 @@ def _track_unwritten(program: Program, flow: Flow) -> None:
 def _generate(program: Program, flow: Flow) -> None:
     by_bit = list(flow.bit)
     params = {p.name: p.offset for p in program.entry.params}
+    places = Places(program.symbols, params, program.local, program.variables, program.clustered)
     blocks = []
     for segment in program.segments:
         if not segment.native:
             continue
-        block = BlockBuilder(
-            f"b{segment.index}", program.layout, program.symbols, params, program.clustered
-        )
+        block = BlockBuilder(f"b{segment.index}", program.layout, places)
         taken = None
         for ins in segment.instrs:
             block.instr = ins

@@ -16,7 +16,7 @@ from .isa.cp_async import CopyGroups
 from .isa.pair import check_alive
 from .isa.table import Wait
 from .isa.wgmma import Groups
-from .memory import SharedMemory, TensorMemory
+from .memory import LocalMemory, SharedMemory, TensorMemory
 from .registers import WarpRegisters
 from .schedule import CTA_RANK_SHIFT, CTA_WINDOW_MASK, AsyncOp, BulkGroups, PendingLoad
 from .sync import MbarrierUnit
@@ -47,6 +47,7 @@ class Warp:
         "fragments",
         "i32",
         "index",
+        "local",
         "max_registers",
         "name",
         "preds",
@@ -71,6 +72,7 @@ class Warp:
         self.alive = mask
         self.fragments = [Fragment(mask, 0)]
         self.registers = WarpRegisters(program.layout)
+        self.local = LocalMemory(program.local_bytes)
         self.r32, self.i32 = self.registers.r32, self.registers.i32
         self.r16, self.preds = self.registers.r16, self.registers.preds
         self.max_registers: int | None = None

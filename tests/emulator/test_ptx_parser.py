@@ -11,6 +11,7 @@ from kernels.emulator.program import is_branch, operand_regs
 from kernels.emulator.ptx import (
     Imm,
     Instr,
+    Label,
     Mem,
     Module,
     PTXSyntaxError,
@@ -247,7 +248,10 @@ def test_syntax_errors_name_the_line(body: str, line: int, message: str) -> None
 @pytest.mark.parametrize(
     ("body", "line"),
     [
-        ("ret;\n.local .b32 x;", 2),
+        ("ret;\n.local .v4 .b32 x;", 2),
+        (".reg .b32 %r1;\ncall (%r1), %r1, (%r1);", 2),
+        (".reg .pred %p;\n@%p call f, ();", 2),
+        ("ret;\ncall nobody, ();", 2),
         ("ret;\n.reg .b8x4 x;", 2),
         ("ret;\n.branchtargets A, B;", 2),
     ],
@@ -257,10 +261,94 @@ def test_what_is_not_modelled_names_the_line(body: str, line: int) -> None:
         module(body)
 
 
-@pytest.mark.parametrize("top", [".func f() { ret; }", ".global .b32 g;", ".const .b32 c[4];"])
+@pytest.mark.parametrize(
+    "top",
+    [
+        ".global .texref t;",
+        ".global .u64 g = f;",
+        ".global .attribute(.managed) .b32 m;",
+        ".const .f32 c[2] = {0d3FF0000000000000};",
+        ".global .b8 g[2] = {1, 2, 3};",
+        ".func (.reg .b32 %r) f(.reg .b32 %a) { ret; }",
+    ],
+)
 def test_module_parts_that_are_not_modelled(top: str) -> None:
-    with pytest.raises(UnsupportedPTX, match=r"^ptx:4: .*modelled"):
+    with pytest.raises((UnsupportedPTX, PTXSyntaxError), match=r"^ptx:4: "):
         module("ret;", top=top)
+
+
+def test_module_variables() -> None:
+    top = """.visible .global .align 16 .b8 g[8] = {1, 0xFF, 010, 0};
+.const .align 4 .f32 c[2] = {1.5, 0fC0000000};
+.global .s16 m[2][2] = {{1, -1}, {2, 3}};
+.global .b64 open[] = {1, 2};
+.global .f64 d = 0d4000000000000000;
+.shared .b32 s[4];"""
+    found = {v.name: v for v in module("ret;", top=top).variables}
+    assert list(found) == ["g", "c", "m", "open", "d"]
+    assert (found["g"].nbytes, found["g"].align, found["g"].data) == (8, 16, b"\1\xff\x08\0")
+    assert (found["c"].space, found["c"].data.hex()) == ("const", "0000c03f000000c0")
+    assert (found["m"].nbytes, found["m"].data.hex()) == (8, "0100ffff02000300")
+    assert (found["open"].nbytes, found["open"].align) == (16, 8)
+    assert found["d"].data == bytes(7) + b"\x40"
+
+
+def test_carries_become_operands() -> None:
+    body = """.reg .b32 %r<4>;
+add.cc.u32 %r0, %r1, %r2;
+addc.cc.u32 %r0, %r1, %r2;
+madc.hi.u32 %r0, %r1, %r2, %r3;
+mad.lo.u32 %r0, %r1, %r2, %r3;"""
+    first, second, third, plain = module(body).entries["k"].body
+    carry = Reg("%CC.CF", "pred")
+    assert first.operands == (RegPair(Reg("%r0", "b32"), carry), *first.operands[1:])
+    assert len(first.operands) == 3
+    assert second.operands[0] == first.operands[0] and second.operands[-1] == carry
+    assert third.operands[0] == Reg("%r0", "b32") and third.operands[4] == carry
+    assert len(plain.operands) == 4
+
+
+FUNCTION = """.func (.param .b32 out) twice(.param .b32 in)
+{
+.reg .b32 %r<3>;
+.reg .pred %p;
+ld.param.b32 %r1, [in];
+setp.eq.u32 %p, %r1, 0;
+@%p bra DONE;
+add.u32 %r1, %r1, %r1;
+@!%p ret;
+DONE:
+st.param.b32 [out], %r1;
+ret;
+}"""
+CALL = """{
+.param .b32 a; .param .b32 r;
+st.param.b32 [a], %r1;
+call.uni (r), twice, (a);
+ld.param.b32 %r1, [r];
+}
+"""
+
+
+def test_calls_are_inlined_each_with_registers_of_its_own() -> None:
+    entry = module(f".reg .b32 %r<3>;\n{CALL}{CALL}ret;", top=FUNCTION).entries["k"]
+    assert len(entry.local) == 4 and len({v.name for v in entry.local}) == 4
+    ops = [ins.op for ins in entry.body]
+    once = "st.local.b32 ld.local.b32 setp.eq.u32 bra add.u32 bra st.local.b32 bra ld.local.b32"
+    assert ops == [*once.split() * 2, "ret"]
+    stored, inner = entry.body[0], entry.body[1]
+    assert stored.operands[1] == Reg("%r1", "b32")
+    assert inner.operands[0] != Reg("%r1", "b32")  # the function's own %r1
+    assert inner.operands[1] == stored.operands[0]  # the parameter's variable
+    assert entry.body[10].operands[0] != inner.operands[0]
+    leave = entry.body[5].operands[0]
+    assert isinstance(leave, Label) and entry.labels[leave.name] == 8
+
+
+def test_recursion_is_refused() -> None:
+    top = ".func f() { call f, (); ret; }"
+    with pytest.raises(UnsupportedPTX, match="f calls itself"):
+        module("call f, ();", top=top)
 
 
 @pytest.mark.parametrize("text", ["", "hello", "\x7fELF\x02", ".version 9.1\n"])

@@ -10,6 +10,7 @@ from . import (  # noqa: F401  (they fill the table)
     launch_control,
     matrix,
     memory,
+    printf,
     sync,
     tensor,
     wgmma,

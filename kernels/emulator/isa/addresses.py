@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..findings import EmulatorFault
+from ..memory.local import LOCAL_GENERIC_BASE
 from ..ptx.ast import Imm, Operand, Reg, Sym
 from ..schedule import CTA_RANK_SHIFT, CTA_WINDOW_MASK
 from .table import FULL, LANES, SHARED_GENERIC_BASE, Binding, Handler, machine
@@ -81,6 +82,10 @@ def _is_shared(generic: int) -> bool:
     return generic >= SHARED_GENERIC_BASE
 
 
+def _is_local(generic: int) -> bool:
+    return LOCAL_GENERIC_BASE <= generic < SHARED_GENERIC_BASE
+
+
 @machine(r"mapa(\.shared::cluster)?\.u(?:32|64)")
 def mapa(b: Binding) -> Handler:
     """The address in CTA b of the cluster that corresponds to an address of shared memory.
@@ -121,7 +126,7 @@ def getctarank(b: Binding) -> Handler:
     return run
 
 
-@machine(r"isspacep\.(shared(?:::cta|::cluster)?|global)")
+@machine(r"isspacep\.(shared(?:::cta|::cluster)?|global|local)")
 def isspacep(b: Binding) -> Handler:
     put, read = b.put_predicate(b.ins.operands[0]), lanes(b, b.ins.operands[1])
     space = b.match[1]
@@ -131,10 +136,12 @@ def isspacep(b: Binding) -> Handler:
         bits = 0
         for lane in LANES[mask].tolist():
             value = int(values[lane])
-            inside = _is_shared(value)
+            inside, local = _is_shared(value), _is_local(value)
             rank = value - SHARED_GENERIC_BASE >> CTA_RANK_SHIFT if inside else -1
             if space == "global":
-                found = not inside
+                found = not inside and not local
+            elif space == "local":
+                found = local
             elif space == "shared::cluster":
                 found = 0 <= rank < peers
             else:

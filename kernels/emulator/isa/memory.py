@@ -1,4 +1,4 @@
-"""ld and st on shared and global memory (PTX ISA 9.1 sections 9.7.9.8 to 9.7.9.11)."""
+"""ld and st on shared, global and local memory (PTX ISA 9.1 sections 9.7.9.8 to 9.7.9.11)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..memory.local import LOCAL_GENERIC_BASE
 from ..memory.shared import ELEMENT_DTYPES
 from ..ptx.ast import Imm, Reg, Vec
 from ..schedule import CTA_RANK_SHIFT, CTA_WINDOW_MASK
@@ -29,10 +30,10 @@ def _shape(b: Binding) -> tuple[int, int, str]:
     return count, int(b.match["bits"]) // 8, b.match["kind"]
 
 
-def _pattern(op: str) -> str:
+def _pattern(op: str, more: str = "") -> str:
     return (
         rf"{op}{_ACQUIRE}{_HINTS}"
-        rf"(?:\.(?P<space>shared|shared::cta|shared::cluster|global))?{_HINTS}"
+        rf"(?:\.(?P<space>shared|shared::cta|shared::cluster|global|local{more}))?{_HINTS}"
         r"(?:\.(?P<vec>v2|v4|v8))?\.(?P<kind>[busf])(?P<bits>8|16|32|64|128)"
     )
 
@@ -41,18 +42,24 @@ def load_shared(w: Warp, addrs: NDArray[np.int64], nbytes: int) -> NDArray[np.ui
     """Bytes at each lane's shared address, in the CTA's own window or in a peer's."""
     out = np.empty((addrs.size, nbytes), np.uint8)
     for cta, lanes, own in by_cta(w, addrs):
-        if (race := w.cta.machine.race) is not None:
-            race.smem(w, cta, own, nbytes, write=False)
+        _check_race(w, cta, own, nbytes, write=False)
         if lanes is None:
             return cta.smem.load(own, nbytes)
         out[lanes] = cta.smem.load(own, nbytes)
     return out
 
 
+def _check_race(w: Warp, cta: Cta, own: NDArray[np.int64], nbytes: int, write: bool) -> None:
+    if (race := w.cta.machine.race) is not None:
+        try:
+            race.smem(w, cta, own, nbytes, write=write)
+        except IndexError:  # out of bounds: the access itself says so in full
+            pass
+
+
 def store_shared(w: Warp, addrs: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
     for cta, lanes, own in by_cta(w, addrs):
-        if (race := w.cta.machine.race) is not None:
-            race.smem(w, cta, own, data.shape[1], write=True)
+        _check_race(w, cta, own, data.shape[1], write=True)
         cta.smem.store(own, data if lanes is None else data[lanes])
 
 
@@ -61,25 +68,50 @@ def is_shared(addrs: NDArray[np.int64]) -> NDArray[np.bool_]:
     return addrs >= SHARED_GENERIC_BASE
 
 
-def load_generic(w: Warp, addrs: NDArray[np.int64], nbytes: int) -> NDArray[np.uint8]:
-    """Bytes at each lane's generic address, in shared or global memory."""
+def load_local(w: Warp, addrs: NDArray[np.int64], nbytes: int) -> NDArray[np.uint8]:
+    """Bytes of each executing lane's own local memory."""
+    return w.local.load(LANES[w.cta.machine.lanes], addrs, nbytes)
+
+
+def store_local(w: Warp, addrs: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+    w.local.store(LANES[w.cta.machine.lanes], addrs, data)
+
+
+def _windows(addrs: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which generic addresses lie in the shared, and which in the local window."""
     shared = is_shared(addrs)
-    if not shared.any():
+    return shared, (addrs >= LOCAL_GENERIC_BASE) & ~shared
+
+
+def load_generic(w: Warp, addrs: NDArray[np.int64], nbytes: int) -> NDArray[np.uint8]:
+    """Bytes at each lane's generic address, in shared, local or global memory."""
+    if not (addrs >= LOCAL_GENERIC_BASE).any():
         return w.cta.gmem.load(addrs, nbytes)
+    shared, local = _windows(addrs)
     if shared.all():
         return load_shared(w, addrs - SHARED_GENERIC_BASE, nbytes)
     out = np.empty((addrs.size, nbytes), np.uint8)
-    out[shared] = load_shared(w, addrs[shared] - SHARED_GENERIC_BASE, nbytes)
-    out[~shared] = w.cta.gmem.load(addrs[~shared], nbytes)
+    if shared.any():
+        out[shared] = load_shared(w, addrs[shared] - SHARED_GENERIC_BASE, nbytes)
+    if local.any():
+        lanes = LANES[w.cta.machine.lanes][local]
+        out[local] = w.local.load(lanes, addrs[local] - LOCAL_GENERIC_BASE, nbytes)
+    rest = ~(shared | local)
+    if rest.any():
+        out[rest] = w.cta.gmem.load(addrs[rest], nbytes)
     return out
 
 
 def store_generic(w: Warp, addrs: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
-    shared = is_shared(addrs)
-    if not shared.all():
-        w.cta.gmem.store(addrs[~shared], data[~shared])
+    shared, local = _windows(addrs)
+    rest = ~(shared | local)
+    if rest.any():
+        w.cta.gmem.store(addrs[rest], data[rest])
     if shared.any():
         store_shared(w, addrs[shared] - SHARED_GENERIC_BASE, data[shared])
+    if local.any():
+        lanes = LANES[w.cta.machine.lanes][local]
+        w.local.store(lanes, addrs[local] - LOCAL_GENERIC_BASE, data[local])
 
 
 def load_global(w: Warp, addrs: NDArray[np.int64], nbytes: int) -> NDArray[np.uint8]:
@@ -91,10 +123,15 @@ def store_global(w: Warp, addrs: NDArray[np.int64], data: NDArray[np.uint8]) -> 
 
 
 def accessors(space: str):  # type: ignore[no-untyped-def]
-    """(load, store) of a state space: ``global``, ``shared...`` or, if empty, generic."""
+    """(load, store) of a state space: ``global``, ``const``, ``shared...``, ``local`` or, if empty,
+    generic."""
     if space.startswith("shared"):
         return load_shared, store_shared
-    return (load_global, store_global) if space == "global" else (load_generic, store_generic)
+    if space == "local":
+        return load_local, store_local
+    if space in ("global", "const"):
+        return load_global, store_global
+    return load_generic, store_generic
 
 
 def by_cta(
@@ -112,7 +149,7 @@ def by_cta(
         yield (cta, None, own) if lanes.all() else (cta, lanes, own[lanes])
 
 
-@machine(_pattern("ld"))
+@machine(_pattern("ld", "|const"))
 def load(b: Binding) -> Handler:
     count, nbytes, kind = _shape(b)
     target, source = b.ins.operands[:2]

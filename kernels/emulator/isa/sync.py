@@ -317,7 +317,7 @@ def spins(program: Program, index: int, ins: Instr) -> bool:
     if not isinstance(flag, Reg):
         return False
     body = program.entry.body
-    at = body.index(ins) + 1
+    at = next(i for i, other in enumerate(body) if other is ins) + 1
     for _ in range(8):
         if at >= len(body):
             return False

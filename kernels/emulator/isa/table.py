@@ -141,6 +141,8 @@ class Binding:
         if not isinstance(op, Mem):
             raise self.unsupported(f"operand {op} should be an address")
         base, offset = self.scalar(op.base), op.offset
+        if isinstance(op.base, Reg) and op.base.kind == "b32":
+            return lambda w, lane: base(w, lane) + offset & FULL
         return lambda w, lane: base(w, lane) + offset
 
     def addresses(self, op: Operand) -> Callable[[Warp], NDArray[np.int64]]:
@@ -148,6 +150,12 @@ class Binding:
         if not isinstance(op, Mem):
             raise self.unsupported(f"operand {op} should be an address")
         offset = op.offset
+        if isinstance(op.base, Sym) and op.base.name in self.program.variables:
+            name, offset = op.base.name, op.base.offset + offset
+            return lambda w: np.full(32, w.cta.machine.variable_address(name) + offset, np.int64)
+        if isinstance(op.base, Sym) and op.base.name in self.program.local:
+            at = self.program.local[op.base.name] + op.base.offset + offset
+            return lambda w: np.full(32, at, np.int64)
         if isinstance(op.base, Sym):
             start = self.constant(op.base) + offset
             return lambda w: np.full(32, start + w.cta.window, np.int64)
@@ -158,7 +166,8 @@ class Binding:
         if isinstance(op.base, Reg) and op.base.kind == "b64":
             low = self.lanes64(op.base)
             return lambda w: low(w).view(np.int64) + offset
-        return lambda w: w.r32[row].astype(np.int64) + offset
+        # A 32-bit address wraps: compilers put a large offset on a base that is negative.
+        return lambda w: w.r32[row].astype(np.int64) + offset & FULL
 
     def vector_rows(self, op: Operand) -> slice | NDArray[np.int64]:
         """Rows of a vector of 32-bit registers (or of one): a slice where they are consecutive."""

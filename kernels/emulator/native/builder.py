@@ -52,23 +52,27 @@ class VPred:
 Value = V16 | V32 | V64 | VPred
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where named variables are: shared-window addresses, offsets of kernel parameters in their
+    block, addresses of local variables, and offsets of .global and .const variables in the
+    parameter block. ``clustered``: shared addresses carry the CTA's rank."""
+
+    shared: dict[str, int]
+    params: dict[str, int]
+    local: dict[str, int]
+    variables: dict[str, int]
+    clustered: bool = False
+
+
 class BlockBuilder(Code):
     """Emits the body of one block function. ``regs`` gives each register its place in memory."""
 
-    def __init__(
-        self,
-        name: str,
-        regs: RegisterFile,
-        symbols: dict[str, int],
-        params: dict[str, int],
-        clustered: bool = False,
-    ) -> None:
+    def __init__(self, name: str, regs: RegisterFile, places: Places) -> None:
         super().__init__()
         self.name = name
         self.regs = regs
-        self.symbols = symbols  # shared variables -> shared-window address
-        self.clustered = clustered  # shared addresses carry the CTA's rank
-        self.params = params  # kernel parameters -> byte offset in the parameter block
+        self.places = places
         self.env: dict[str, Value] = {}
         self.defs: dict[str, None] = {}  # registers written here, in order
         self.guard: str | None = None  # <32 x i1> of the instruction being built
@@ -253,14 +257,14 @@ class BlockBuilder(Code):
         return int(struct.unpack(fmt[1], struct.pack(fmt[0], as_double))[0])
 
     def symbol(self, op: Sym) -> int:
-        if op.name not in self.symbols:
+        if op.name not in self.places.shared:
             raise self.unsupported(f"{op.name!r} has no 32-bit address (only shared variables do)")
-        return self.symbols[op.name] + op.offset
+        return self.places.shared[op.name] + op.offset
 
     def symbol32(self, op: Sym) -> str:
         """A shared variable's address; in a cluster the CTA's rank stands in bits 31 to 24."""
         offset = splat_i(32, self.symbol(op))
-        if not self.clustered:
+        if not self.places.clustered:
             return offset
         rank = self.value("%cluster_ctarank")
         assert isinstance(rank, V32)
@@ -268,9 +272,12 @@ class BlockBuilder(Code):
         return self.t(f"or {I32} {window}, {offset}")
 
     def symbol64(self, op: Sym) -> str:
-        if op.name in self.params:
+        if op.name in self.places.local:
+            return splat_i(64, self.places.local[op.name] + op.offset)
+        behind = self.places.params | self.places.variables
+        if op.name in behind:
             base = self.t("ptrtoint ptr %params to i64")
-            total = self.t(f"add i64 {base}, {self.params[op.name] + op.offset}")
+            total = self.t(f"add i64 {base}, {behind[op.name] + op.offset}")
             one = self.t(f"insertelement {I64} poison, i64 {total}, i64 0")
             zeros = f"<{V} x i32> zeroinitializer"
             return self.t(f"shufflevector {I64} {one}, {I64} poison, {zeros}")

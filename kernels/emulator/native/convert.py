@@ -1,4 +1,8 @@
-"""cvt: conversions between integers and floats of all widths (PTX ISA 9.1 section 9.7.9.21)."""
+"""cvt between integers and floats of 16, 32 and 64 bits (PTX ISA 9.1 section 9.7.9.21).
+
+Every conversion rounds once: what comes from a wider type passes through float32 or double rounded
+to odd (`odd`).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ from ..ptx.ast import Instr, Operand, Reg
 from .builder import BlockBuilder
 from .floating import directed, flush, saturate, widen
 from .integer import get, put
-from .ir import F16, F32, F64, I1, I16, I32, ZERO, Code, splat_f32, splat_i
+from .ir import F16, F32, F64, I1, I16, I32, ZERO, Code, splat_f32, splat_f64, splat_i
+from .odd import add_odd, narrow_odd
 from .table import native
 
 _ROUND_INT = {"rni": "rint", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
@@ -93,19 +98,60 @@ def int_to_f32(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     b.set_f32(d, r, raw=False)
 
 
-@native(r"cvt\.(rni|rzi|rmi|rpi)(\.ftz)?(?:\.sat)?\.([us])(8|16|32|64)\.f32")
-def f32_to_int(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
-    """Out-of-range values clamp to the destination's range. NaN gives 0, or for 64-bit
-    destinations 1 << 63 (PTX ISA 9.1 section 9.7.9.21)."""
+@native(r"cvt\.rn\.f64\.([us])(8|16|32|64)")
+def int_to_f64(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     d, x = ins.operands
-    source = flush(b, b.f32(x)) if m[2] else b.f32(x)
-    value = b.call(F32, f"llvm.{_ROUND_INT[m[1]]}.v32f32", (F32, source))
-    ty = f"<32 x i{m[4]}>"
-    out = b.call(ty, f"llvm.fpto{m[3]}i.sat.v32i{m[4]}.v32f32", (F32, value))
-    if m[4] == "64":
-        nan = b.t(f"fcmp uno {F32} {source}, {ZERO}")
-        out = b.t(f"select {I1} {nan}, {ty} {splat_i(64, 1 << 63)}, {ty} {out}")
-    _put_extended(b, d, out, m[4], m[3])
+    value = _narrow_source(b, x, m[2])
+    b.set_f64(d, b.t(f"{m[1]}itofp <32 x i{m[2]}> {value} to {F64}"))
+
+
+@native(r"cvt\.rn\.(f16|bf16)\.([us])(8|16|32|64)")
+def int_to_16(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
+    d, x = ins.operands
+    fmt, sign, bits = m.groups()
+    value, ty = _narrow_source(b, x, bits), f"<32 x i{bits}>"
+
+    def emit(c: Code, value: str) -> str:
+        if bits != "64":  # a double holds it
+            exact = c.t(f"{sign}itofp {ty} {value} to {F64}")
+        else:
+            shift = "ashr" if sign == "s" else "lshr"
+            high = c.t(f"{shift} {ty} {value}, {splat_i(64, 32)}")
+            high = c.t(f"{sign}itofp {ty} {high} to {F64}")
+            high = c.t(f"fmul {F64} {high}, {splat_f64(2.0**32)}")
+            low = c.t(f"and {ty} {value}, {splat_i(64, 0xFFFFFFFF)}")
+            exact = add_odd(c, high, c.t(f"uitofp {ty} {low} to {F64}"))
+        return to_16(c, narrow_odd(c, exact), fmt, "rn")
+
+    out = b.outlined(I32, ins.op, emit, (ty, value))
+    b.set_i16(d, b.t(f"trunc {I32} {out} to {I16}"))
+
+
+def _source(b: BlockBuilder, x: Operand, fmt: str) -> str:
+    """A float operand: float16 and bfloat16 widened to float32."""
+    if fmt == "f64":
+        return b.f64(x)
+    return b.f32(x) if fmt == "f32" else widen_16(b, b.i16(x), fmt)
+
+
+@native(r"cvt\.(rni|rzi|rmi|rpi)(\.ftz)?(?:\.sat)?\.([us])(8|16|32|64)\.(f32)")
+@native(r"cvt\.(rni|rzi|rmi|rpi)()(?:\.sat)?\.([us])(8|16|32|64)\.(f16|bf16|f64)")
+def float_to_int(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
+    """Out-of-range values clamp to the destination's range. NaN gives 0, but from .f64 or to 64
+    bits the destination's top bit (PTX ISA 9.1 section 9.7.9.21)."""
+    d, x = ins.operands
+    mode, ftz, sign, bits, fmt = m.groups()
+    source = _source(b, x, fmt)
+    source = flush(b, source) if ftz else source
+    size = "f64" if fmt == "f64" else "f32"
+    fty, ty = (F64 if fmt == "f64" else F32), f"<32 x i{bits}>"
+    value = b.call(fty, f"llvm.{_ROUND_INT[mode]}.v32{size}", (fty, source))
+    out = b.call(ty, f"llvm.fpto{sign}i.sat.v32i{bits}.v32{size}", (fty, value))
+    if bits == "64" or fmt == "f64":
+        nan = b.t(f"fcmp uno {fty} {source}, {ZERO}")
+        top = splat_i(int(bits), 1 << int(bits) - 1)
+        out = b.t(f"select {I1} {nan}, {ty} {top}, {ty} {out}")
+    _put_extended(b, d, out, bits, sign)
 
 
 @native(r"cvt\.(rni|rzi|rmi|rpi)(\.ftz)?(\.sat)?\.f32\.f32")
@@ -114,6 +160,22 @@ def f32_to_integral(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     value = flush(b, b.f32(x)) if m[2] else b.f32(x)
     value = b.call(F32, f"llvm.{_ROUND_INT[m[1]]}.v32f32", (F32, value))
     b.set_f32(d, saturate(b, value) if m[3] else value)
+
+
+@native(r"cvt\.(rni|rzi|rmi|rpi)\.(f16)\.f16")
+@native(r"cvt\.(rni|rzi|rmi|rpi)\.(bf16)\.bf16")
+def half_to_integral(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
+    d, x = ins.operands
+    value = widen_16(b, b.i16(x), m[2])
+    value = b.call(F32, f"llvm.{_ROUND_INT[m[1]]}.v32f32", (F32, value))
+    b.set_i16(d, b.t(f"trunc {I32} {to_16(b, value, m[2], 'rn')} to {I16}"))
+
+
+@native(r"cvt\.(rni|rzi|rmi|rpi)\.f64\.f64")
+def f64_to_integral(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
+    """A NaN becomes quiet and keeps the rest of its bits."""
+    d, x = ins.operands
+    b.set_f64(d, b.call(F64, f"llvm.{_ROUND_INT[m[1]]}.v32f64", (F64, b.f64(x))))
 
 
 @native(r"cvt(\.ftz)?(\.sat)?\.f32\.f32")
@@ -141,6 +203,14 @@ def f32_to_f64(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
 
 
 # -- 16-bit floats -------------------------------------------------------------------------------
+
+
+def widen_16(b: Code, bits: str, fmt: str) -> str:
+    """float16 or bfloat16 bits as the equal float32."""
+    if fmt == "f16":
+        return b.t(f"fpext {F16} {b.t(f'bitcast {I16} {bits} to {F16}')} to {F32}")
+    wide = b.t(f"zext {I16} {bits} to {I32}")
+    return b.t(f"bitcast {I32} {b.t(f'shl {I32} {wide}, {splat_i(32, 16)}')} to {F32}")
 
 
 def _to_bf16(b: Code, x: str, rounding: str) -> str:
@@ -174,11 +244,16 @@ def _to_f16(b: Code, x: str, rounding: str) -> str:
     return b.t(f"select {I1} {nan}, {I32} {splat_i(32, 0x7FFF)}, {I32} {out}")
 
 
-def _to_16(b: Code, x: str, m: re.Match[str]) -> str:
+def to_16(b: Code, x: str, fmt: str, rounding: str) -> str:
+    """float32 -> float16 or bfloat16 bits in the low half of 32 (``rn`` or ``rz``)."""
+    return {"bf16": _to_bf16, "f16": _to_f16}[fmt](b, x, rounding)
+
+
+def _relu_to_16(b: Code, x: str, m: re.Match[str]) -> str:
     """m: (rounding, .relu, format)"""
     if m[2]:  # .relu: negative becomes +0, NaN stays
         x = b.call(F32, "llvm.maximum.v32f32", (F32, x), (F32, splat_f32(0.0)))
-    return {"bf16": _to_bf16, "f16": _to_f16}[m[3]](b, x, m[1])
+    return to_16(b, x, m[3], m[1])
 
 
 @native(r"cvt\.(rn|rz)(\.relu)?\.(bf16|f16)x2\.f32")
@@ -187,26 +262,39 @@ def to_16x2(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     d, high, low = ins.operands
 
     def emit(c: Code, high: str, low: str) -> str:
-        upper = c.t(f"shl {I32} {_to_16(c, high, m)}, {splat_i(32, 16)}")
-        return c.t(f"or {I32} {upper}, {_to_16(c, low, m)}")
+        upper = c.t(f"shl {I32} {_relu_to_16(c, high, m)}, {splat_i(32, 16)}")
+        return c.t(f"or {I32} {upper}, {_relu_to_16(c, low, m)}")
 
     b.set_i32(d, b.outlined(I32, ins.op, emit, (F32, b.f32(high)), (F32, b.f32(low))))
 
 
 @native(r"cvt\.(rn|rz)(\.relu)?\.(bf16|f16)\.f32")
-def to_16(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
+def f32_to_16(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     d, x = ins.operands
-    b.set_i16(d, b.t(f"trunc {I32} {_to_16(b, b.f32(x), m)} to {I16}"))
+    b.set_i16(d, b.t(f"trunc {I32} {_relu_to_16(b, b.f32(x), m)} to {I16}"))
+
+
+@native(r"cvt\.rn\.(bf16|f16)\.f64")
+def f64_to_16(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
+    d, x = ins.operands
+    emit = lambda c, x: to_16(c, narrow_odd(c, x), m[1], "rn")
+    out = b.outlined(I32, ins.op, emit, (F64, b.f64(x)))
+    b.set_i16(d, b.t(f"trunc {I32} {out} to {I16}"))
 
 
 @native(r"cvt\.f32\.(bf16|f16)")
 def from_16(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     """A bfloat16 NaN keeps its bits (PTX leaves it open, an H200 does), a float16 one does not."""
     d, x = ins.operands
-    bits = b.i16(x)
+    value = widen_16(b, b.i16(x), m[1])
     if m[1] == "bf16":
-        wide = b.t(f"zext {I16} {bits} to {I32}")
-        b.set_i32(d, b.t(f"shl {I32} {wide}, {splat_i(32, 16)}"))
+        b.set_i32(d, b.t(f"bitcast {F32} {value} to {I32}"))
     else:
-        half = b.t(f"bitcast {I16} {bits} to {F16}")
-        b.set_f32(d, b.t(f"fpext {F16} {half} to {F32}"))
+        b.set_f32(d, value)
+
+
+@native(r"cvt\.f64\.(bf16|f16)")
+def from_16_to_f64(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
+    """A NaN becomes quiet and keeps its payload."""
+    d, x = ins.operands
+    b.set_f64(d, widen(b, widen_16(b, b.i16(x), m[1])))

@@ -16,6 +16,7 @@ from ..ptx.ast import Instr
 from .builder import V32, BlockBuilder
 from .integer import put_predicate
 from .ir import F32, F64, I1, I32, I64, ZERO, Code, splat_f32, splat_f64, splat_i
+from .odd import sum_error
 from .table import native
 
 _OPS = {"add": "fadd", "sub": "fsub", "mul": "fmul"}
@@ -66,13 +67,6 @@ def directed(b: Code, rounding: str, nearest: str, error: str) -> str:
     return _step(b, nearest, up, b.t(f"and {I1} {positive}, {below}"))
 
 
-def _sum_error(b: Code, x: str, y: str, s: str) -> str:
-    """Knuth's TwoSum in double: exact (x + y) - s."""
-    t = b.t(f"fsub {F64} {s}, {x}")
-    left = b.t(f"fsub {F64} {x}, {b.t(f'fsub {F64} {s}, {t}')}")
-    return b.t(f"fadd {F64} {left}, {b.t(f'fsub {F64} {y}, {t}')}")
-
-
 def widen(b: Code, x: str) -> str:
     return b.t(f"fpext {F32} {x} to {F64}")
 
@@ -86,7 +80,7 @@ def _directed_product(b: Code, rounding: str, x: str, y: str) -> str:
 def _directed_sum(b: Code, rounding: str, x: str, y: str, r: str) -> str:
     """x + y of two doubles whose float32 sum, rounded to nearest, is ``r``."""
     s = b.t(f"fadd {F64} {x}, {y}")
-    low = _sum_error(b, x, y, s)
+    low = sum_error(b, x, y, s)
     high = b.t(f"fsub {F64} {s}, {widen(b, r)}")  # exact: r is s rounded, or next to it
     out = directed(b, rounding, r, b.t(f"fadd {F64} {high}, {low}"))
     if rounding != "rm":
@@ -179,12 +173,12 @@ def arith64(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
             out = c.call(F64, "llvm.fma.v32f64", *((F64, v) for v in args))
         else:
             out = c.t(f"{_OPS[m[1]]} {F64} {args[0]}, {args[1]}")
-        return _propagate_nan64(c, out, [*args[1:], args[0]])
+        return propagate_nan64(c, out, [*args[1:], args[0]])
 
     b.set_f64(d, b.outlined(F64, f"{m[1]}.f64", emit, *((F64, b.f64(v)) for v in sources)))
 
 
-def _propagate_nan64(b: Code, out: str, sources: list[str]) -> str:
+def propagate_nan64(b: Code, out: str, sources: list[str]) -> str:
     """A NaN result is the first NaN among ``sources``, made quiet, or the negative default NaN;
     the sources come in the order b, c, a. PTX leaves it open, an H200 does so (measured)."""
     bits = splat_i(64, 0xFFF8000000000000)
@@ -233,7 +227,7 @@ def neg_abs(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
         b.set_f32(d, b.call(F32, "llvm.fabs.v32f32", (F32, value)))
 
 
-_FCMP = {
+FCMP = {
     "equ": "ueq",
     "neu": "une",
     "ltu": "ult",
@@ -250,7 +244,7 @@ _FCMP = {
 )
 @native(r"setp\.(eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan)(?:\.(and|or|xor))?()\.f(64)")
 def setp(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
-    cmp = _FCMP.get(m[1], "o" + m[1])
+    cmp = FCMP.get(m[1], "o" + m[1])
     x, y = ins.operands[1:3]
     if m[4] == "64":
         value = b.t(f"fcmp {cmp} {F64} {b.f64(x)}, {b.f64(y)}")

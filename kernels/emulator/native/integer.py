@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
+from ..memory.local import LOCAL_GENERIC_BASE
 from ..ptx.ast import Imm, Instr, Operand, Reg, RegPair, Sink, Special, Sym, Vec
 from .builder import V32, BlockBuilder
 from .ir import F32, I1, I16, I32, I64, Code, splat_i
 from .table import native
 
-_INT = {"16": I16, "32": I32, "64": I64}
+INT = {"16": I16, "32": I32, "64": I64}
 
 
 def get(b: BlockBuilder, bits: str, op: Operand) -> str:
@@ -23,13 +24,13 @@ def put(b: BlockBuilder, bits: str, op: Operand, name: str) -> None:
 @native(r"(add|sub)\.[us](16|32|64)")
 def add_sub(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     d, x, y = ins.operands
-    put(b, m[2], d, b.t(f"{m[1]} {_INT[m[2]]} {get(b, m[2], x)}, {get(b, m[2], y)}"))
+    put(b, m[2], d, b.t(f"{m[1]} {INT[m[2]]} {get(b, m[2], x)}, {get(b, m[2], y)}"))
 
 
 @native(r"mul\.lo\.[us](16|32|64)")
 def mul_lo(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     d, x, y = ins.operands
-    put(b, m[1], d, b.t(f"mul {_INT[m[1]]} {get(b, m[1], x)}, {get(b, m[1], y)}"))
+    put(b, m[1], d, b.t(f"mul {INT[m[1]]} {get(b, m[1], x)}, {get(b, m[1], y)}"))
 
 
 def _wide(b: BlockBuilder, sign: str, bits: int, x: Operand, y: Operand) -> str:
@@ -51,7 +52,7 @@ def mul_wide(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
         return
     wide = f"<32 x i{2 * bits}>"
     high = b.t(f"lshr {wide} {product}, {splat_i(2 * bits, bits)}")
-    put(b, m[3], d, b.t(f"trunc {wide} {high} to {_INT[m[3]]}"))
+    put(b, m[3], d, b.t(f"trunc {wide} {high} to {INT[m[3]]}"))
 
 
 @native(r"mul\.hi\.([us])64")
@@ -65,8 +66,8 @@ def mul_hi64(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
 @native(r"mad\.lo\.[us](16|32|64)")
 def mad_lo(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     d, x, y, z = ins.operands
-    product = b.t(f"mul {_INT[m[1]]} {get(b, m[1], x)}, {get(b, m[1], y)}")
-    put(b, m[1], d, b.t(f"add {_INT[m[1]]} {product}, {get(b, m[1], z)}"))
+    product = b.t(f"mul {INT[m[1]]} {get(b, m[1], x)}, {get(b, m[1], y)}")
+    put(b, m[1], d, b.t(f"add {INT[m[1]]} {product}, {get(b, m[1], z)}"))
 
 
 @native(r"mad\.wide\.([us])(16|32)")
@@ -89,7 +90,7 @@ def div_rem(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     """Division by zero gives an unspecified value in PTX (all ones here), never a trap; the host
     would trap, also on INT_MIN / -1."""
     d, x, y = ins.operands
-    ty, bits = _INT[m[3]], int(m[3])
+    ty, bits = INT[m[3]], int(m[3])
     left, right = get(b, m[3], x), get(b, m[3], y)
     zero = b.t(f"icmp eq {ty} {right}, zeroinitializer")
     safe = b.t(f"select {I1} {zero}, {ty} {splat_i(bits, 1)}, {ty} {right}")
@@ -109,7 +110,7 @@ def div_rem(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
 def min_max(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     """.relu raises negative results to 0."""
     d, x, y = ins.operands
-    ty, pred = _INT[m[4]], m[3] + ("lt" if m[1] == "min" else "gt")
+    ty, pred = INT[m[4]], m[3] + ("lt" if m[1] == "min" else "gt")
     left, right = get(b, m[4], x), get(b, m[4], y)
     take = b.t(f"icmp {pred} {ty} {left}, {right}")
     out = b.t(f"select {I1} {take}, {ty} {left}, {ty} {right}")
@@ -122,7 +123,7 @@ def min_max(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
 @native(r"(neg|abs)\.s(16|32|64)")
 def neg_abs(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     d, x = ins.operands
-    ty = _INT[m[2]]
+    ty = INT[m[2]]
     value = get(b, m[2], x)
     negative = b.t(f"sub {ty} zeroinitializer, {value}")
     if m[1] == "abs":
@@ -134,7 +135,7 @@ def neg_abs(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
 @native(r"(popc|clz|brev)\.b(32|64)")
 def count_bits(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     d, x = ins.operands
-    ty, name = _INT[m[2]], {"popc": "ctpop", "clz": "ctlz", "brev": "bitreverse"}[m[1]]
+    ty, name = INT[m[2]], {"popc": "ctpop", "clz": "ctlz", "brev": "bitreverse"}[m[1]]
     args = [(ty, get(b, m[2], x))] + ([("i1", "false")] if m[1] == "clz" else [])
     value = b.call(ty, f"llvm.{name}.v32i{m[2]}", *args)
     if m[1] == "brev":
@@ -146,13 +147,13 @@ def count_bits(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
 @native(r"(and|or|xor)\.b(16|32|64)")
 def logic(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     d, x, y = ins.operands
-    put(b, m[2], d, b.t(f"{m[1]} {_INT[m[2]]} {get(b, m[2], x)}, {get(b, m[2], y)}"))
+    put(b, m[2], d, b.t(f"{m[1]} {INT[m[2]]} {get(b, m[2], x)}, {get(b, m[2], y)}"))
 
 
 @native(r"not\.b(16|32|64)")
 def logic_not(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     d, x = ins.operands
-    put(b, m[1], d, b.t(f"xor {_INT[m[1]]} {get(b, m[1], x)}, {splat_i(int(m[1]), -1)}"))
+    put(b, m[1], d, b.t(f"xor {INT[m[1]]} {get(b, m[1], x)}, {splat_i(int(m[1]), -1)}"))
 
 
 @native(r"(and|or|xor)\.pred")
@@ -172,7 +173,7 @@ def not_pred(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
 def shift(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     """Amounts above the width are clamped to it (PTX ISA 9.7.8.7): zeros, or the sign."""
     d, x, amount = ins.operands
-    bits, ty = int(m[3]), _INT[m[3]]
+    bits, ty = int(m[3]), INT[m[3]]
     value = get(b, m[3], x)
     arithmetic = m[1] == "shr" and m[2] == "s"
     op = "shl" if m[1] == "shl" else ("ashr" if arithmetic else "lshr")
@@ -277,7 +278,7 @@ def _prmt(b: Code, x: str, y: str, selector: str) -> str:
 def bfe(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     """Bits pos to pos+len-1, extended (PTX ISA 9.1 section 9.7.1.19)."""
     d, x, pos, length = ins.operands
-    ty, sign = _INT[m[2]], m[1]
+    ty, sign = INT[m[2]], m[1]
     emit = lambda c, x, p, n: _bfe(c, sign, int(m[2]), x, p, n)
     args = ((ty, get(b, m[2], x)), (I32, b.i32(pos)), (I32, b.i32(length)))
     put(b, m[2], d, b.outlined(ty, f"bfe.{sign}{m[2]}", emit, *args))
@@ -286,7 +287,7 @@ def bfe(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
 def _bfe(b: Code, sign: str, bits: int, x: str, pos: str, length: str) -> str:
     """The field is moved to the top and back down; shifts as wide as the register or wider, which
     the host leaves undefined, do not occur: amounts are cut, a shift right is done in two steps."""
-    ty, top = _INT[str(bits)], bits - 1
+    ty, top = INT[str(bits)], bits - 1
     p, n = (b.t(f"and {I32} {v}, {splat_i(32, 0xFF)}") for v in (pos, length))
     empty = b.t(f"icmp eq {I32} {n}, zeroinitializer")
     if bits == 64:
@@ -311,7 +312,7 @@ def selp(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     """Keeps the bits of what it selects, so a host NaN beside a value from elsewhere must become
     canonical first."""
     d, x, y, p = ins.operands
-    ty = _INT[m[1]]
+    ty = INT[m[1]]
     if ins.op == "selp.f32" and (raw := _same_rawness(b, x, y)) is not None:
         b.set_f32(d, b.t(f"select {I1} {b.p(p)}, {F32} {b.f32(x)}, {F32} {b.f32(y)}"), raw=raw)
         return
@@ -356,7 +357,7 @@ def setp(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     if cmp not in ("eq", "ne"):
         cmp = m[3] + cmp
     x, y = ins.operands[1:3]
-    value = b.t(f"icmp {cmp} {_INT[m[4]]} {get(b, m[4], x)}, {get(b, m[4], y)}")
+    value = b.t(f"icmp {cmp} {INT[m[4]]} {get(b, m[4], x)}, {get(b, m[4], y)}")
     put_predicate(b, ins, value, m[2])
 
 
@@ -434,7 +435,7 @@ def _unpack(b: BlockBuilder, d: Vec, x: Operand, bits: str) -> None:
     count = len(d.items)
     if count not in (2, 4) or int(bits) // count != 16:
         raise b.unsupported(f"unpacking {bits} bits into {count} parts is not modelled")
-    ty, value = _INT[bits], get(b, bits, x)
+    ty, value = INT[bits], get(b, bits, x)
     for k, target in enumerate(d.items):
         if isinstance(target, Sink):
             continue
@@ -449,18 +450,26 @@ def cvta(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     b.set_i64(d, b.t(f"or {I64} {b.i64(x)}, zeroinitializer"))
 
 
+@native(r"cvta(\.to)?\.local\.u64")
+def cvta_local(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
+    """The local window lies among generic addresses, above those of the host."""
+    d, x = ins.operands
+    op = "sub" if m[1] else "add"
+    b.set_i64(d, b.t(f"{op} {I64} {b.i64(x)}, {splat_i(64, LOCAL_GENERIC_BASE)}"))
+
+
 @native(r"ld\.param(?:\.(v2|v4))?\.([bus])(8|16|32|64)")
 @native(r"ld\.param(?:\.(v2|v4))?\.(f)(32|64)")
 def ld_param(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     """Parameters are the same for every lane: one scalar load, then a splat."""
     d, source = ins.operands
     base = getattr(source, "base", None)
-    if not isinstance(base, Sym) or base.name not in b.params:
+    if not isinstance(base, Sym) or base.name not in b.places.params:
         raise b.unsupported("ld.param needs a kernel parameter")
     bits = int(m[3])
     items = d.items if isinstance(d, Vec) else (d,)
     for k, target in enumerate(items):
-        offset = b.params[base.name] + base.offset + source.offset + k * bits // 8  # type: ignore[union-attr]
+        offset = b.places.params[base.name] + base.offset + source.offset + k * bits // 8  # type: ignore[union-attr]
         address = b.t(f"getelementptr i8, ptr %params, i64 {offset}")
         scalar = b.t(f"load i{bits}, ptr {address}, align 1")
         kind = target.kind if isinstance(target, Reg) else "b32"

@@ -11,9 +11,9 @@ from .ast import (
     Param,
     Reg,
     RegPair,
-    SharedVar,
     Sink,
     Sym,
+    Variable,
     Vec,
 )
 from .parser import PTXSyntaxError, parse
@@ -30,9 +30,9 @@ __all__ = [
     "Param",
     "Reg",
     "RegPair",
-    "SharedVar",
     "Sink",
     "Sym",
+    "Variable",
     "Vec",
     "parse",
 ]

@@ -35,7 +35,7 @@ class Imm:
 
 @dataclass(frozen=True, slots=True)
 class Sym:
-    """A named variable (shared array, kernel parameter, global), plus a byte offset."""
+    """A named variable (shared or local array, kernel parameter, global), plus a byte offset."""
 
     name: str
     offset: int = 0
@@ -112,24 +112,32 @@ class Param:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedVar:
+class Variable:
+    """A variable of the state space ``shared``, ``local``, ``param``, ``global`` or ``const``.
+    ``nbytes``: 0 for an extern (dynamic) array; ``data``: what the initialiser gives, the rest is
+    zero."""
+
     name: str
-    nbytes: int  # 0 for an extern (dynamic) array
+    nbytes: int
     align: int
     extern: bool
+    space: str = "shared"
+    data: bytes = b""
 
 
 @dataclass(slots=True)
 class Entry:
-    """A kernel. ``body`` holds instructions in order; ``labels`` maps a label to the index of the
-    instruction that follows it."""
+    """A kernel, its device functions inlined. ``body`` holds instructions in order; ``labels`` maps
+    a label to the index of the instruction that follows it. ``local``: each thread's own variables,
+    among them the parameters of calls."""
 
     name: str
     params: tuple[Param, ...]
     body: list[Instr] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     registers: dict[str, str] = field(default_factory=dict)  # unique name -> kind
-    shared: list[SharedVar] = field(default_factory=list)
+    shared: list[Variable] = field(default_factory=list)
+    local: list[Variable] = field(default_factory=list)
     directives: dict[str, str] = field(default_factory=dict)  # .maxntid, .reqntid, ...
 
     @property
@@ -139,14 +147,15 @@ class Entry:
 
 @dataclass(slots=True)
 class Module:
-    """A PTX file. ``files`` maps ``.file`` indices to paths."""
+    """A PTX file. ``files`` maps ``.file`` indices to paths; ``variables``: .global and .const."""
 
     version: str
     target: str
     entries: dict[str, Entry]
-    shared: list[SharedVar]
+    shared: list[Variable]
     files: dict[int, str]
     text: str
+    variables: list[Variable] = field(default_factory=list)
 
     def source_of(self, instr: Instr) -> str:
         """``path:line`` of the instruction, empty where the compiler gave none (line 0)."""

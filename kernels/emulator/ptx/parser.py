@@ -3,18 +3,20 @@
 PTX is line-oriented only by habit: statements end in ``;``, labels in ``:``, scopes are braces.
 Scoped names (inline asm repeats ``P1`` and ``LAB_WAIT`` in every scope) are renamed to unique ones.
 Grammar: PTX ISA 9.1, chapter 4. Whatever is not recognised raises `PTXSyntaxError` with its line;
-PTX that the emulator does not model (device functions, .local variables) raises `UnsupportedPTX`.
+PTX that the emulator does not model (indirect calls, textures) raises `UnsupportedPTX`.
+
+Device functions are inlined where they are called: the body is parsed again for each call, in a
+scope of its own, and the .param variables of a call become .local ones. The carry CC.CF, which some
+opcodes use without naming it, becomes an operand: ``d|cc`` sets it, a last source reads it.
 """
 
 from __future__ import annotations
 
-import bisect
 import re
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..findings import UnsupportedPTX
 from .ast import (
     Entry,
     Imm,
@@ -26,44 +28,42 @@ from .ast import (
     Param,
     Reg,
     RegPair,
-    SharedVar,
     Sink,
     Special,
     Sym,
+    Variable,
     Vec,
 )
+from .declarations import (
+    IDENT,
+    RE_DECIMAL,
+    RE_FLOAT,
+    RE_INT,
+    Function,
+    parameter,
+    parse_int,
+    split_top,
+    variable,
+)
+from .source import PTXSyntaxError, Source, blank
 
-_TYPE_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
-_IDENT = r"[A-Za-z_$%][A-Za-z0-9_$]*"
 _RE_SPACE = re.compile(r"\s*")
-_RE_LABEL = re.compile(rf"({_IDENT})\s*:(?!:)")
+_RE_LABEL = re.compile(rf"({IDENT})\s*:(?!:)")
 _RE_REG = re.compile(r"\.reg\s+(?:\.v([24])\s+)?\.(\w+)\s+(.*)$", re.S)
-_RE_REG_RANGE = re.compile(rf"^({_IDENT})<(\d+)>$")
+_RE_REG_RANGE = re.compile(rf"^({IDENT})<(\d+)>$")
 _RE_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)")
 _RE_FILE = re.compile(r'\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"')
-_RE_VAR = re.compile(
-    rf"^(?:\.(?:extern|visible|weak)\s+)*\.shared\s+(?:\.align\s+(\d+)\s+)?\.([a-z])(\d+)\s+"
-    rf"({_IDENT})\s*(?:\[\s*(\d*)\s*\])?\s*$"
-)
-_RE_PARAM = re.compile(
-    rf"^\.param\s+(?:\.align\s+(\d+)\s+)?\.([a-z]+)(\d+)\s+"
-    rf"(?:\.ptr\S*\s+(?:\.\w+\s+)*(?:\.align\s+\d+\s+)?)?({_IDENT})\s*(?:\[\s*(\d+)\s*\])?\s*$"
-)
-_RE_GUARD = re.compile(rf"^@(!?)\s*({_IDENT})\s+")
+_RE_CARRY = re.compile(r"(?:add|sub|mad)(c)?(?:\.hi|\.lo)?(\.cc)?\.[us](?:32|64)$")
+_RE_PARAM_ACCESS = re.compile(r"(ld|st)\.param(?:::func)?\.(.*)$")
+_CARRY = Reg("%CC.CF", "pred")
+_RE_GUARD = re.compile(rf"^@(!?)\s*({IDENT})\s+")
 _RE_OPCODE = re.compile(r"^([a-z][a-z0-9_]*(?:(?:\.|::)[A-Za-z0-9_]+)*)\s*")
-_RE_FLOAT = re.compile(r"^0(?:[fF]([0-9A-Fa-f]{8})|[dD]([0-9A-Fa-f]{16}))$")
-_RE_INT = re.compile(r"^-?(?:0[xX][0-9A-Fa-f]+|0[bB][01]+|0[0-7]*|[1-9]\d*)U?$")
-_RE_DECIMAL = re.compile(r"^-?\d+\.\d*(?:[eE][+-]?\d+)?$")
 _SPECIALS = re.compile(
     r"^%(?:tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)\.[xyz]$|"
     r"^%(?:laneid|warpid|nwarpid|smid|nsmid|gridid|cluster_ctarank|cluster_nctarank|clock|clock_hi|"
     r"clock64|globaltimer|globaltimer_lo|globaltimer_hi|dynamic_smem_size|total_smem_size|"
     r"lanemask_(?:eq|le|lt|ge|gt)|is_explicit_cluster|envreg\d+)$"
 )
-
-
-class PTXSyntaxError(ValueError):
-    """The text is not PTX that this front end understands; the message names the line."""
 
 
 @dataclass(slots=True)
@@ -75,6 +75,8 @@ class _Scope:
     ranges: dict[str, tuple[int, str]] = field(default_factory=dict)  # prefix -> (count, kind)
     vectors: dict[str, Vec] = field(default_factory=dict)  # registers of vector type
     labels: set[str] = field(default_factory=set)
+    variables: dict[str, str] = field(default_factory=dict)  # .local and .param: name -> unique
+    leave: str = ""  # of an inlined function: the label behind it
 
 
 def parse(text: str) -> Module:
@@ -82,73 +84,17 @@ def parse(text: str) -> Module:
     return _Parser(text).module()
 
 
-def _int(text: str) -> int:
-    """An integer literal: decimal, 0x, 0b, octal by its leading 0 (PTX ISA 9.1 section 4.5.1)."""
-    body = text.rstrip("U")
-    digits = body.lstrip("-")
-    octal = len(digits) > 1 and digits[0] == "0" and digits.isdigit()
-    return int(body, 8 if octal else 0)
-
-
-_RE_QUIET = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/', re.S)
-
-
-def _blank(text: str, strings: bool) -> str:
-    """Comments, and with ``strings`` the insides of strings, become spaces: offsets stay."""
-
-    def replace(match: re.Match[str]) -> str:
-        piece = match.group(0)
-        if not piece.startswith('"'):
-            return re.sub(r"[^\n]", " ", piece)
-        return f'"{" " * (len(piece) - 2)}"' if strings else piece
-
-    return _RE_QUIET.sub(replace, text)
-
-
-def _split_top(text: str) -> list[str]:
-    """Splits on commas that are outside braces, brackets and parentheses."""
-    out: list[str] = []
-    depth = start = 0
-    for i, ch in enumerate(text):
-        if ch in "{[(":
-            depth += 1
-        elif ch in "}])":
-            depth -= 1
-        elif ch == "," and depth == 0:
-            out.append(text[start:i].strip())
-            start = i + 1
-    tail = text[start:].strip()
-    if tail or out:
-        out.append(tail)
-    return out
-
-
-class _Parser:
+class _Parser(Source):
     def __init__(self, text: str) -> None:
-        self.text = text
-        self.clean = _blank(text, strings=True)
-        self.line_starts = [0] + [m.end() for m in re.finditer("\n", text)]
+        super().__init__(text)
         self.scopes: list[_Scope] = []
         self.scope_count = 0
-        self.shared: list[SharedVar] = []
+        self.shared: list[Variable] = []
+        self.variables: list[Variable] = []
+        self.functions: dict[str, Function] = {}
+        self.calls: list[str] = []  # functions being inlined
         self.entry: Entry | None = None
         self.loc = (0, 0, 0)
-
-    # -- positions ---------------------------------------------------------------------------
-
-    def line_of(self, pos: int) -> int:
-        return bisect.bisect_right(self.line_starts, pos)
-
-    def place(self, pos: int, message: str) -> str:
-        line = self.line_of(pos)
-        shown = self.text.splitlines()[line - 1].strip()
-        return f"ptx:{line}: {message}: {shown[:160]!r}"
-
-    def error(self, pos: int, message: str) -> PTXSyntaxError:
-        return PTXSyntaxError(self.place(pos, message))
-
-    def unsupported(self, pos: int, message: str) -> UnsupportedPTX:
-        return UnsupportedPTX(self.place(pos, message))
 
     # -- module level --------------------------------------------------------------------------
 
@@ -157,58 +103,92 @@ class _Parser:
         target = re.search(r"^\s*\.target\s+([^\n]+)", self.clean, re.M)
         if version is None or target is None:
             raise PTXSyntaxError("not a PTX file: it has no .version and .target directives")
-        named = _blank(self.text, strings=False)
+        named = blank(self.text, strings=False)
         files = {int(m[1]): m[2] for m in _RE_FILE.finditer(named)}
         entries: dict[str, Entry] = {}
+        spans = self.function_headers()
         pos = 0
-        header = re.compile(r"\.(entry|func)\b")
-        spans: list[tuple[int, int]] = []
+        header = re.compile(r"\.entry\b")
         while (m := header.search(self.clean, pos)) is not None:
-            if m[1] == "func":
-                raise self.unsupported(m.start(), "device functions (.func) are not modelled")
-            entry, end = self.parse_entry(m.end())
+            entry, pos = self.parse_entry(m.end())
             entries[entry.name] = entry
-            spans.append((m.start(), end))
-            pos = end
-        self.module_variables(spans)
+            spans.append((m.start(), pos))
+        self.module_variables(sorted(spans))
         for entry in entries.values():
             entry.shared = self.shared + entry.shared
-        return Module(version[1], target[1].strip(), entries, self.shared, files, self.text)
+        return Module(
+            version[1],
+            target[1].strip(),
+            entries,
+            self.shared,
+            files,
+            self.text,
+            self.variables,
+        )
 
-    def module_variables(self, entry_spans: list[tuple[int, int]]) -> None:
+    def function_headers(self) -> list[tuple[int, int]]:
+        """Notes every device function, and gives where their text is."""
+        header = re.compile(
+            rf"\.func\b\s*(?:\.noreturn\s*)?(\([^)]*\))?\s*({IDENT})\s*(\([^)]*\))?\s*"
+            r"(?:\.noreturn\s*)?([{;])"
+        )
+        spans = []
+        for m in re.finditer(r"\.func\b", self.clean):
+            found = header.match(self.clean, m.start())
+            if found is None:
+                raise self.unsupported(m.start(), "this function header is not modelled")
+            results, name, params, opener = found.groups()
+            names = [
+                tuple(p.name for p in self.parameters(m.start(), (part or "()")[1:-1]))
+                for part in (results, params)
+            ]
+            body, end = None, found.end()
+            if opener == "{":
+                body = found.end() - 1
+                end = self.cut_statements(body)[1]
+            if body is not None or name not in self.functions:
+                self.functions[name] = Function(name, *names, body)
+            spans.append((m.start(), end))
+        return spans
+
+    def module_variables(self, spans: list[tuple[int, int]]) -> None:
         start = 0
-        for span_start, span_end in [*entry_spans, (len(self.clean), 0)]:
+        for span_start, span_end in [*spans, (len(self.clean), 0)]:
             pos = start
             for statement in self.clean[start:span_start].split(";"):
                 if m := re.search(r"\.(shared|global|const)\b", statement):
                     declared = statement[statement.rfind("\n", 0, m.start()) + 1 :].strip()
-                    self.shared.append(self.shared_var(pos + m.start(), declared))
+                    found = self.declared(pos + m.start(), declared)
+                    (self.shared if found.space == "shared" else self.variables).append(found)
                 pos += len(statement) + 1
             start = span_end
 
-    def shared_var(self, pos: int, statement: str) -> SharedVar:
-        m = _RE_VAR.match(" ".join(statement.split()))
-        if m is None:
-            raise self.unsupported(pos, "of variables only .shared ones are modelled")
-        align, _, bits, name, count = m.groups()
-        item = _TYPE_BYTES[bits]
-        extern = ".extern" in statement
-        nbytes = 0 if extern else item * (int(count) if count else 1)
-        return SharedVar(name, nbytes, int(align or item), extern)
+    def declared(self, pos: int, statement: str) -> Variable:
+        found = variable(statement)
+        if found is None:
+            raise self.unsupported(pos, "a variable so declared or initialised is not modelled")
+        return found
+
+    def parameters(self, pos: int, text: str) -> list[Param]:
+        out: list[Param] = []
+        for item in split_top(text):
+            offset = out[-1].offset + out[-1].nbytes if out else 0
+            if item and (found := parameter(item, offset)) is None:
+                raise self.error(pos, f"parameter {item!r} is not understood")
+            if item:
+                assert found is not None
+                out.append(found)
+        return out
 
     def parse_entry(self, pos: int) -> tuple[Entry, int]:
-        m = re.compile(rf"\s*({_IDENT})\s*").match(self.clean, pos)
+        m = re.compile(rf"\s*({IDENT})\s*").match(self.clean, pos)
         if m is None:
             raise self.error(pos, "an entry needs a name")
         name, pos = m[1], m.end()
         params: list[Param] = []
         if self.clean[pos] == "(":
             close = self.clean.index(")", pos)
-            offset = 0
-            for item in _split_top(self.clean[pos + 1 : close]):
-                if item:
-                    params.append(param := self.param(pos, item, offset))
-                    offset = param.offset + param.nbytes
+            params = self.parameters(pos, self.clean[pos + 1 : close])
             pos = close + 1
         brace = self.clean.index("{", pos)
         directives = {
@@ -221,16 +201,6 @@ class _Parser:
         end = self.body(brace)
         return self.entry, end
 
-    def param(self, pos: int, item: str, offset: int) -> Param:
-        m = _RE_PARAM.match(" ".join(item.split()))
-        if m is None:
-            raise self.error(pos, f"parameter {item!r} is not understood")
-        align, _, bits, name, count = m.groups()
-        item_bytes = _TYPE_BYTES[bits]
-        alignment = int(align or item_bytes)
-        start = (offset + alignment - 1) // alignment * alignment
-        return Param(name, item_bytes * int(count or 1), alignment, start)
-
     # -- bodies ---------------------------------------------------------------------------------
 
     def body(self, pos: int) -> int:
@@ -240,8 +210,13 @@ class _Parser:
         come before its label), the second resolves names.
         """
         items, end = self.cut_statements(pos)
-        assert self.entry is not None
         self.scopes = []
+        self.statements(items)
+        self.check_labels()
+        return end
+
+    def statements(self, items: list[tuple[str, int, Any]]) -> None:
+        assert self.entry is not None
         for kind, at, value in items:
             if kind == "open":
                 self.scopes.append(value)
@@ -253,8 +228,57 @@ class _Parser:
                 self.directive(at, value)
             else:
                 self.instruction(at, value)
-        self.check_labels()
-        return end
+
+    def inline(self, pos: int, text: str, guard: Reg | None) -> None:
+        """``call{.uni} (results), function, (parameters)``: the function's body stands here."""
+        assert self.entry is not None
+        parts = split_top(text)
+        results = parts.pop(0)[1:-1] if parts and parts[0].startswith("(") else ""
+        name = parts[0] if parts else ""
+        given = parts[1][1:-1] if len(parts) > 1 else ""
+        function = self.functions.get(name)
+        if function is None or len(parts) > 2 or guard is not None:
+            raise self.unsupported(pos, "calls through a register, or under a guard, not modelled")
+        names = [
+            *zip(function.results, split_top(results), strict=True),
+            *zip(function.params, split_top(given), strict=True),
+        ]
+        if function.body is None:
+            self.external(pos, name, [arg for _, arg in names])
+            return
+        if name in self.calls:
+            raise self.unsupported(pos, f"{name} calls itself: recursion is not modelled")
+        items, _ = self.cut_statements(function.body)
+        scope: _Scope = items[0][2]
+        scope.suffix = f"@{self.scope_count}"
+        self.scope_count += 1
+        scope.variables = {own: self.variable_name(arg, pos) for own, arg in names}
+        scope.leave = f"leave{scope.suffix}"
+        outer, self.scopes = self.scopes, []
+        self.calls.append(name)
+        self.statements(items)
+        self.calls.pop()
+        self.scopes = outer
+        self.entry.labels[scope.leave] = len(self.entry.body)
+
+    def external(self, pos: int, name: str, args: list[str]) -> None:
+        """A function that the driver provides: of these, printf's is known."""
+        assert self.entry is not None
+        if name != "vprintf" or len(args) != 3:
+            raise self.unsupported(
+                pos, f"the function {name} is not in this file, and only printf's is built in"
+            )
+        operands = tuple(Mem(Sym(self.variable_name(arg, pos))) for arg in args)
+        text = f"call {name}, ({', '.join(args)})"
+        line = self.line_of(pos)
+        self.entry.body.append(Instr("call.vprintf", operands, None, line, self.loc, text))
+
+    def variable_name(self, name: str, pos: int) -> str:
+        """The unique name of a .local or .param variable in scope."""
+        for scope in reversed(self.scopes):
+            if name in scope.variables:
+                return scope.variables[name]
+        raise self.error(pos, f"variable {name!r} is not declared in this scope")
 
     def cut_statements(self, pos: int) -> tuple[list[tuple[str, int, Any]], int]:
         text = self.clean
@@ -321,7 +345,7 @@ class _Parser:
             kind = m[2] if m[2] == "pred" else "b" + m[2].lstrip("busf")
             if kind not in ("pred", "b8", "b16", "b32", "b64", "b128"):
                 raise self.unsupported(pos, f"register type .{m[2]} is not modelled")
-            for item in _split_top(m[3]):
+            for item in split_top(m[3]):
                 if m[1]:
                     self.declare_vector(pos, item, kind, int(m[1]))
                 elif r := _RE_REG_RANGE.match(item):
@@ -330,16 +354,22 @@ class _Parser:
                     self.declare(pos, item, kind)
         elif statement.startswith(".pragma"):
             pass
-        elif ".shared" in statement:
+        elif re.match(r"(?:\.extern\s+)?\.shared\b", statement):
             assert self.entry is not None
-            self.entry.shared.append(self.shared_var(pos, statement))
+            self.entry.shared.append(self.declared(pos, statement))
+        elif re.match(r"\.(?:local|param)\b", statement):
+            assert self.entry is not None
+            found = self.declared(pos, statement)
+            unique = found.name + self.scopes[-1].suffix
+            self.scopes[-1].variables[found.name] = unique
+            self.entry.local.append(replace(found, name=unique, space="local"))
         else:
             raise self.unsupported(pos, "directive is not modelled")
 
     def declare(self, pos: int, name: str, kind: str) -> str:
         assert self.entry is not None
         scope = self.scopes[-1]
-        if name in scope.regs or not re.fullmatch(_IDENT, name):
+        if name in scope.regs or not re.fullmatch(IDENT, name):
             raise self.error(pos, f"register {name!r} is declared twice, or is not a name")
         unique = name + scope.suffix
         scope.regs[name] = (unique, kind)
@@ -349,7 +379,7 @@ class _Parser:
     def declare_vector(self, pos: int, name: str, kind: str, count: int) -> None:
         """A register of vector type is its elements, which .x .y .z .w or .r .g .b .a name
         (PTX ISA 9.1 section 6.4.3)."""
-        if name in self.scopes[-1].vectors or not re.fullmatch(_IDENT, name):
+        if name in self.scopes[-1].vectors or not re.fullmatch(IDENT, name):
             raise self.error(pos, f"register {name!r} is declared twice, or is not a name")
         scope = self.scopes[-1]
         elements = []
@@ -398,16 +428,40 @@ class _Parser:
         if m is None:
             raise self.error(pos, "not an instruction")
         op, rest = m[1], text[m.end() :]
-        branch = op.split(".")[0] in ("bra", "brx", "call")
-        operands = tuple(self.operand(item, pos, branch) for item in _split_top(rest))
         line = self.line_of(pos)
+        if op in ("call", "call.uni"):
+            self.inline(pos, rest, guard)
+            return
+        if op in ("ret", "ret.uni") and self.calls:
+            label = next(scope.leave for scope in self.scopes if scope.leave)
+            self.entry.body.append(Instr("bra", (Label(label),), guard, line, self.loc, text))
+            return
+        branch = op.split(".")[0] in ("bra", "brx")
+        operands = tuple(self.operand(item, pos, branch) for item in split_top(rest))
+        if (carry := _RE_CARRY.match(op)) is not None and (carry[1] or carry[2]):
+            operands = self.carried(operands, carry)
+        if (param := _RE_PARAM_ACCESS.match(op)) is not None and self.is_local(operands):
+            op = f"{param[1]}.local.{param[2]}"
         self.entry.body.append(Instr(op, operands, guard, line, self.loc, text))
+
+    def carried(self, operands: tuple[Operand, ...], m: re.Match[str]) -> tuple[Operand, ...]:
+        """CC.CF made visible: set by .cc, read by addc, subc and madc."""
+        assert self.entry is not None
+        self.entry.registers[_CARRY.name] = _CARRY.kind
+        first: Operand = RegPair(operands[0], _CARRY) if m[2] else operands[0]
+        return (first, *operands[1:], *((_CARRY,) if m[1] else ()))
+
+    def is_local(self, operands: tuple[Operand, ...]) -> bool:
+        """Whether one of them is an address in a .param variable of a call."""
+        bases = [op.base for op in operands if isinstance(op, Mem)]
+        names = {v.name for v in self.entry.local} if self.entry is not None else set()
+        return any(isinstance(base, Sym) and base.name in names for base in bases)
 
     def operand(self, item: str, pos: int, branch: bool = False) -> Operand:
         if item == "_":
             return Sink()
         if item.startswith("{"):
-            return Vec(tuple(self.operand(x, pos) for x in _split_top(item[1:-1])))
+            return Vec(tuple(self.operand(x, pos) for x in split_top(item[1:-1])))
         if item.startswith("["):
             return self.memory(item[1:-1].strip(), pos)
         if "|" in item:
@@ -426,24 +480,27 @@ class _Parser:
                 return Reg(*scope.regs[item])
         negated = item.startswith("!")
         name = item.lstrip("!").strip()
-        if _RE_INT.match(item):
-            return Imm(_int(item))
-        if m := _RE_FLOAT.match(item):
+        if RE_INT.match(item):
+            return Imm(parse_int(item))
+        if m := RE_FLOAT.match(item):
             return Imm(int(m[1] or m[2], 16), True, 32 if m[1] else 64)
-        if _RE_DECIMAL.match(item):
+        if RE_DECIMAL.match(item):
             return Imm(struct.unpack("<Q", struct.pack("<d", float(item)))[0], True, 64)
         if _SPECIALS.match(name):
             return Special(name)
         if (reg := self.register(name, pos, negated)) is not None:
             return reg
-        if m := re.match(rf"^({_IDENT})\s*(?:\+\s*(-?\d+))?$", name):
+        if m := re.match(rf"^({IDENT})\s*(?:\+\s*(-?\d+))?$", name):
             if name.startswith("%"):
                 raise self.error(pos, f"register {name!r} is not declared")
+            for scope in reversed(self.scopes):
+                if m[1] in scope.variables:
+                    return Sym(scope.variables[m[1]], int(m[2] or 0))
             return Sym(m[1], int(m[2] or 0))
         raise self.error(pos, f"operand {item!r} is not understood")
 
     def memory(self, inner: str, pos: int) -> Mem:
-        parts = _split_top(inner)
+        parts = split_top(inner)
         coords = None
         if len(parts) == 2 and parts[1].startswith("{"):
             vec = self.operand(parts[1], pos)
@@ -454,9 +511,9 @@ class _Parser:
         m = re.match(r"^(.*?)\s*(?:([+-])\s*(-?\w+))?$", parts[0])
         assert m is not None
         base = self.scalar(m[1].strip(), pos)
-        if m[3] and not _RE_INT.match(m[3]):
+        if m[3] and not RE_INT.match(m[3]):
             raise self.error(pos, f"address [{inner}] is not understood")
-        offset = _int(m[3]) * (-1 if m[2] == "-" else 1) if m[3] else 0
+        offset = parse_int(m[3]) * (-1 if m[2] == "-" else 1) if m[3] else 0
         if isinstance(base, Sym):
             base, offset = Sym(base.name), offset + base.offset
         return Mem(base, offset, coords)
