@@ -126,6 +126,8 @@ def finish_stage(
 
     if query < tile.seqlen_q:
         lse = (maximum * scale_log2 + cute.math.log2(total, approx=True)) * LN2
+        # a score of +inf makes the sum NaN, and O with it, but the LSE infinite, as in PyTorch
+        lse = select_(maximum == Float32.inf, maximum, lse)
         out.lse[tile.batch, tile.head, query] = lse
 
 

@@ -137,7 +137,7 @@ def write_p(row: Row, scores: cute.Tensor) -> Float32:
     dtype = DTYPES[plan.dtype]
     for chunk in range(plan.tile_n // COLS):
         first, last = chunk * COLS, (chunk + 1) * COLS
-        online.exp2_row(scores, first, last, plan.exp2_is_emulated)
+        online.exp2_row(scores, first, last, plan.exp2_is_emulated, plan.exp2_degree)
         weights = cute.make_tensor(scores.iterator + first, COLS)
         # (COPY): 16 registers of two weights each
         packed = cute.make_rmem_tensor(((COLS // 2, 1),), Float32)

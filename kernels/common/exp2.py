@@ -8,14 +8,24 @@ at 64 twice as long, so a share of the exponentials moves to the FMA pipe (arXiv
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-# 2^f on [0, 1), least relative error (Sollya's fpminimax) as published with FlashAttention-4:
-# largest relative error 8.8e-5 in float32, below half an ulp of bfloat16.
-POLYNOMIAL = (
-    1.0,
-    0.695146143436431884765625,
-    0.227564394474029541015625,
-    0.077119089663028717041015625,
-)
+# 2^f on [0, 1) by degree, least relative error (Sollya's fpminimax) as published with
+# FlashAttention-4: largest relative error 8.8e-5 and 3.1e-6 in float32. Degree 3 is a fortieth of
+# bfloat16's half ulp, but a third of float16's: see KernelPlan.exp2_degree.
+POLYNOMIALS = {
+    3: (
+        1.0,
+        0.695146143436431884765625,
+        0.227564394474029541015625,
+        0.077119089663028717041015625,
+    ),
+    4: (
+        1.0,
+        0.693042695522308349609375,
+        0.2412912547588348388671875,
+        5.2225358784198760986328125e-2,
+        1.3434938155114650726318359375e-2,
+    ),
+}
 # 1.5 * 2^23: adding it leaves the integer part in the low mantissa bits, and its own bit pattern
 # 0x4B400000 vanishes when shifted left by 23.
 ROUNDING_MAGIC = 12582912.0
@@ -29,8 +39,8 @@ def exp2_mufu(x: Float32) -> Float32:
     return cute.math.exp2(x, approx=True, ftz=True)
 
 
-def exp2_polynomial(x: Float32, y: Float32) -> tuple[Float32, Float32]:
-    """(2^x, 2^y) for x, y <= 127 by a degree-3 polynomial in packed f32x2.
+def exp2_polynomial(x: Float32, y: Float32, degree: int = 3) -> tuple[Float32, Float32]:
+    """(2^x, 2^y) for x, y <= 127 by a polynomial of this degree in packed f32x2.
 
     2^x = 2^floor(x) * 2^frac(x): the fraction goes through the polynomial, the integer part is
     added to the exponent bits. Not for NaN, which the clamp drops: callers carry NaN in the row
@@ -41,8 +51,9 @@ def exp2_polynomial(x: Float32, y: Float32) -> tuple[Float32, Float32]:
     # rounding down makes frac lie in [0, 1); the two subtractions are exact
     floor = cute.arch.add_packed_f32x2(pair, magic, rnd="rm")
     frac = cute.arch.sub_packed_f32x2(pair, cute.arch.sub_packed_f32x2(floor, magic))
-    power = (POLYNOMIAL[-1], POLYNOMIAL[-1])
-    for coefficient in reversed(POLYNOMIAL[:-1]):
+    *lower, highest = POLYNOMIALS[degree]
+    power = (highest, highest)
+    for coefficient in reversed(lower):
         power = cute.arch.fma_packed_f32x2(power, frac, (coefficient, coefficient))
     return _scale_by_integer(power[0], floor[0]), _scale_by_integer(power[1], floor[1])
 

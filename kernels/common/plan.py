@@ -208,6 +208,12 @@ class KernelPlan:
         """Share of exp2 on the FMA pipe: the asked one rounded to whole pairs of a row."""
         return self.exp2_emulated_pairs / (self.tile_n // 2)
 
+    @property
+    def exp2_degree(self) -> int:
+        """Degree of the polynomial. Its error must drown in P's rounding to the 16-bit dtype: that
+        of degree 3 does in bfloat16, in float16 it would show where all weights are alike."""
+        return 4 if self.dtype == "float16" else 3
+
     def exp2_is_emulated(self, pair: int) -> bool:
         """Whether scores ``2 pair`` and ``2 pair + 1`` of a row take the polynomial.
 
@@ -336,6 +342,7 @@ class KernelPlan:
             "tile_q": self.tile_q,
             "threads": self.threads,
             "exp2_realised_share": self.exp2_realised_share,
+            "exp2_degree": self.exp2_degree,
             "smem_bytes": self.smem_bytes,
             "tmem_cols": self.tmem_cols,
         }
@@ -442,7 +449,8 @@ def _describe(plan: KernelPlan) -> str:
         f"{plan.kv_stages} K/V stages, {plan.threads} threads, {plan.ctas} CTA",
         f"exp2 on the FMA pipe: asked {plan.exp2_emulated_share:.4g}, "
         f"realised {plan.exp2_realised_share:.4g} "
-        f"({plan.exp2_emulated_pairs} of {plan.tile_n // 2} pairs a row); "
+        f"({plan.exp2_emulated_pairs} of {plan.tile_n // 2} pairs a row, degree "
+        f"{plan.exp2_degree}); "
         f"rescale threshold {plan.rescale_threshold:g}",
         "",
         "Warps",

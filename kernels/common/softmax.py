@@ -71,11 +71,12 @@ def subtract_maximum(scores: cute.Tensor, subtrahend: Float32, scale_log2: Float
         )
 
 
-def exp2_row(scores: cute.Tensor, first: int, last: int, is_emulated) -> None:
-    """scores[first:last] := 2^scores, in place; ``is_emulated(pair)`` picks the pipe."""
+def exp2_row(scores: cute.Tensor, first: int, last: int, is_emulated, degree: int) -> None:
+    """scores[first:last] := 2^scores, in place; ``is_emulated(pair)`` picks the pipe, ``degree`` is
+    the polynomial's."""
     for i in range(first, last, 2):
         if is_emulated(i // 2):
-            scores[i], scores[i + 1] = exp2_polynomial(scores[i], scores[i + 1])
+            scores[i], scores[i + 1] = exp2_polynomial(scores[i], scores[i + 1], degree)
         else:
             scores[i], scores[i + 1] = exp2_mufu(scores[i]), exp2_mufu(scores[i + 1])
 

@@ -138,7 +138,7 @@ def test_plan_prints_all_it_derives():
     text = str(plan)
     for region in (*plan.smem_map, *plan.tmem_map, *plan.roles, *plan.barriers):
         assert region.name in text
-    assert "asked 0.1, realised 0.09375 (6 of 64 pairs a row)" in text
+    assert "asked 0.1, realised 0.09375 (6 of 64 pairs a row, degree 3)" in text
     assert f"SMEM, {plan.smem_bytes} of 232448 bytes" in text
     assert "TMEM, 512 columns" in text and "head_dim 80 in tiles of 128" in text
     assert all(line == line.rstrip() for line in text.splitlines())
