@@ -6,7 +6,7 @@ PTX ISA 9.1 sections 9.7.12 and 9.7.13.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..findings import EmulatorFault
 from ..ptx.ast import Imm, Instr, Label, Operand, Reg, Sink
@@ -157,17 +157,7 @@ def _by_address(b: Binding, op: Operand) -> Callable[[Warp, int], Sequence[tuple
     def groups(w: Warp, mask: int) -> Sequence[tuple[int, int]]:
         if mask & (mask - 1) == 0:
             return ((one(w, mask.bit_length() - 1), mask),)
-        addresses = every(w)
-        lanes = LANES[mask]
-        if mask != FULL:
-            addresses = addresses[lanes]
-        first = addresses[0]
-        if (addresses == first).all():
-            return ((int(first), mask),)
-        by: dict[int, int] = {}
-        for lane, at in zip(lanes.tolist(), addresses.tolist(), strict=True):
-            by[at] = by.get(at, 0) | 1 << lane
-        return list(by.items())
+        return _grouped(every(w), mask)
 
     return groups
 
@@ -178,9 +168,9 @@ def mbarrier_init(b: Binding) -> Handler:
 
     def run(w: Warp, mask: int) -> None:
         for at, lanes in groups(w, mask):
-            for _ in range(lanes.bit_count()):
+            for lane in LANES[lanes].tolist():
                 cta, own = w.cta.locate(at)
-                cta.mbarriers.init(own, count(w, first_lane(lanes)))
+                cta.mbarriers.init(own, count(w, lane))
                 if (race := w.cta.machine.race) is not None:
                     race.mbarrier_init(w, cta, own)
 
@@ -278,30 +268,30 @@ def mbarrier_wait(b: Binding) -> Handler:
     """Blocks until the phase completes, as a suspended try_wait may; one that its code does not
     repeat in a loop is *soft*: when nothing else can run it reports failure instead."""
     put = b.put_predicate(b.ins.operands[0])
-    groups, phase = _by_address(b, b.ins.operands[1]), b.scalar(b.ins.operands[2])
+    groups, phases = _by_address(b, b.ins.operands[1]), _by_value(b, b.ins.operands[2])
     by_parity, soft = bool(b.match[2]), not spins(b.program, b.index, b.ins)
     order = b.match[3] or ""
 
     def run(w: Warp, mask: int) -> Wait | None:
         unit, race = w.cta.mbarriers, w.cta.machine.race
         done, pending = 0, None
-        for address_, lanes in groups(w, mask):
+        for address_, at_one in groups(w, mask):
             at = address_ - w.cta.window
-            value = phase(w, first_lane(lanes))
-            if race is not None and by_parity:
-                race.mbarrier_missed(w, at, value & 1, unit.state(at).phase)
-            if unit.try_parity(at, value & 1) if by_parity else unit.try_phase(at, value):
-                done |= lanes
-                if race is not None:
-                    race.mbarrier_wait(w, w.cta, at, order)
-            else:
-                pending = (at, value)
-        if pending is None:
-            put(w, mask, mask)
+            for value, lanes in phases(w, at_one):
+                if race is not None and by_parity:
+                    race.mbarrier_missed(w, at, value & 1, unit.state(at).phase)
+                if unit.try_parity(at, value & 1) if by_parity else unit.try_phase(at, value):
+                    done |= lanes
+                    if race is not None:
+                        race.mbarrier_wait(w, w.cta, at, order)
+                else:
+                    pending = (at, value)
+        if pending is None or done:  # lanes whose phase is over do not wait for the others
+            put(w, mask, done)
             return None
         if w.timed_out:
             w.timed_out = False
-            put(w, mask, done)
+            put(w, mask, 0)
             return None
         at, value = pending
         what = f"parity {value & 1}" if by_parity else f"phase token {value}"
@@ -309,6 +299,37 @@ def mbarrier_wait(b: Binding) -> Handler:
         return Wait(("mbar", at), f"mbarrier {at:#x} {what}", soft=soft, detail=detail)
 
     return run
+
+
+def _by_value(b: Binding, op: Operand) -> Callable[[Warp, int], Sequence[tuple[int, int]]]:
+    """Reader f(warp, mask) -> (value, lane mask) groups of a 32- or 64-bit operand."""
+    if isinstance(op, Imm):
+        constant = op.value
+        return lambda w, mask: ((constant, mask),)
+    one = b.scalar(op)
+    wide = isinstance(op, Reg) and op.kind == "b64"
+    every: Callable[[Warp], Any] = b.lanes64(op) if wide else b.lanes32(op)
+
+    def groups(w: Warp, mask: int) -> Sequence[tuple[int, int]]:
+        if mask & (mask - 1) == 0:
+            return ((one(w, mask.bit_length() - 1), mask),)
+        return _grouped(every(w), mask)
+
+    return groups
+
+
+def _grouped(values: Any, mask: int) -> Sequence[tuple[int, int]]:
+    """(value, lane mask) of the lanes of ``mask``, the lowest lane's first."""
+    lanes = LANES[mask]
+    if mask != FULL:
+        values = values[lanes]
+    first = values[0]
+    if (values == first).all():
+        return ((int(first), mask),)
+    by: dict[int, int] = {}
+    for lane, value in zip(lanes.tolist(), values.tolist(), strict=True):
+        by[value] = by.get(value, 0) | 1 << lane
+    return list(by.items())
 
 
 def spins(program: Program, index: int, ins: Instr) -> bool:
