@@ -80,9 +80,11 @@ def _gpus() -> list[str]:
 
 
 def _cache() -> str:
-    """fa4 keeps compiled kernels in memory; only the DSL has a folder."""
-    folder = os.environ.get("CUTE_DSL_CACHE_DIR", "the DSL's default")
-    return f"compiled kernels in memory; CUTE_DSL_CACHE_DIR: {folder}"
+    """The emulator's folder of compiled blocks; kernels themselves are kept in memory."""
+    from kernels.emulator.native.cache import cache_dir
+
+    folder = cache_dir()
+    return f"{folder or 'off'} (emulator; FA4_CACHE_DIR); compiled kernels in memory"
 
 
 def _try(probe: Callable[[], Any]) -> Any:
