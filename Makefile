@@ -7,6 +7,7 @@
 #   make mutate      break every synchronisation of our kernels in turn: the emulator must notice
 #
 # PYTHON  the interpreter .venv is made with
+# JOBS    worker processes of the tests (auto: one a core, 8 at most)
 # TORCH   what pip installs as torch, before everything else, so that nothing else picks a build.
 #         It is passed to pip as words, so options work too; README shows how to choose a CPU build.
 
@@ -20,6 +21,9 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
+# Worker processes; a file's tests stay together, for they share compiled kernels.
+JOBS ?= auto
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -51,10 +55,10 @@ demo: $(VENV)/.installed
 	$(BIN)/fa4 run --input $(DEMO_INPUT) --causal
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 test-fast: $(VENV)/.installed
-	$(BIN)/python -m pytest -m 'not slow' $(PYTEST_ARGS)
+	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
 # Other authors' kernels on the emulator: a larger install, so that `make test` skips them.
 $(VENV)/.installed-peers: $(VENV)/.installed
@@ -62,7 +66,7 @@ $(VENV)/.installed-peers: $(VENV)/.installed
 	@touch $@
 
 test-peers: $(VENV)/.installed-peers
-	$(BIN)/python -m pytest tests/peers $(PYTEST_ARGS)
+	$(PYTEST) tests/peers $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
