@@ -67,8 +67,9 @@ def test_demo_installs_torch_first_then_runs(checkout: Checkout) -> None:
 def test_second_make_installs_nothing(checkout: Checkout) -> None:
     checkout.make("install")
     assert checkout.make("install") == []
-    assert checkout.make("test") == ["-m pytest"]
-    assert checkout.make("test-fast", "PYTEST_ARGS=-x") == ["-m pytest -m not slow -x"]
+    pytest_run = "-m pytest --numprocesses=2 --dist=loadfile"
+    assert checkout.make("test") == [pytest_run]
+    assert checkout.make("test-fast", "PYTEST_ARGS=-x") == [f"{pytest_run} -m not slow -x"]
 
 
 def test_another_torch_or_pyproject_installs_again(checkout: Checkout) -> None:
