@@ -120,8 +120,9 @@ cp.async.cg.shared.global [%at], [%d], 16;
 bra END;
 CONSUME:
 {wait}
-ld.shared.v4.b32 {{%x0, %x1, %x2, %x3}}, [%at-512];
-add.u64 %o, %o, %w; st.global.v4.b32 [%o+-512], {{%x0, %x1, %x2, %x3}};
+ld.shared.v4.b32 {{%x0, %x1, %x2, %x3}}, [%at+-512];
+add.u64 %o, %o, %w; sub.u64 %o, %o, 512;
+st.global.v4.b32 [%o], {{%x0, %x1, %x2, %x3}};
 END:
 """
 WAIT = "SPIN: mbarrier.try_wait.parity.shared.b64 %done, [%bar], 0; @!%done bra SPIN;"

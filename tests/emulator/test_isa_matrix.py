@@ -110,7 +110,7 @@ def test_rows_must_be_aligned_and_written() -> None:
     body = """
 .reg .b32 %t, %row, %r; mov.u32 %row, smem; mov.u32 %t, %tid.x;
 {init}
-ldmatrix.sync.aligned.m8n8.x1.shared.b16 %r, [%row+{offset}];
+ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{%r}}, [%row+{offset}];
 """
     init = "shl.b32 %r, %t, 2; add.u32 %r, %r, %row; st.shared.b32 [%r], %t; bar.warp.sync -1;"
     good = launch(module("", body.format(init=init, offset=16), shared=128), [])
@@ -162,10 +162,10 @@ def test_mma_sync(k: int, d_kind: str, kind: str, zero_c: bool) -> None:
     vec = [", ".join(part) for part in (regs[:na], regs[na : na + nb], regs[na + nb :])]
     d = ", ".join(f"%d{i}" for i in range(nc))
     if zero_c:
-        vec[2] = ", ".join(["0f00000000" if d_kind == "f32" else "0"] * nc)
+        vec[2] = ", ".join(["0f00000000" if d_kind == "f32" else "%zero"] * nc)
     b_op = f"{{{vec[1]}}}"
     body = f"""
-.reg .b32 %t, %v<12>, %d<4>; .reg .b64 %i, %o, %w;
+.reg .b32 %t, %v<12>, %d<4>, %zero; .reg .b64 %i, %o, %w; mov.b32 %zero, 0;
 mov.u32 %t, %tid.x; ld.param.b64 %i, [values]; ld.param.b64 %o, [out];
 mul.wide.u32 %w, %t, {4 * len(regs)}; add.u64 %i, %i, %w;
 mul.wide.u32 %w, %t, {4 * nc}; add.u64 %o, %o, %w;

@@ -7,17 +7,28 @@ memory), element by element.
 
 from __future__ import annotations
 
+import base64
+import zlib
 from itertools import product
 
 import numpy as np
 import pytest
 
-from tests.emulator.cluster_harness import clean, code_of, every_way, launch, module
+from tests.emulator import cluster_harness
+from tests.emulator.cluster_harness import (
+    RECORDED,
+    clean,
+    code_of,
+    every_way,
+    launch,
+    module,
+)
 from tests.emulator.test_tensorcore import ISA_SWIZZLE, element_address, narrow
 
 BASE, BYTES = 1024, 16 * 1024  # of the window; shared memory that the kernel fills
 SWIZZLE = {1: 0, 2: 3, 4: 2, 8: 1}  # chunks of a row -> bits 62-63
 REGS_D = 128
+DISTANCE_ULP = 8.0  # of the largest term, between an H200's sums and the exact ones
 
 
 def descriptor(start: int, leading: int, stride: int, width: int) -> int:
@@ -287,3 +298,35 @@ def test_a_whole_warpgroup_is_needed() -> None:
     text = module("data regs out", kernel(*SS), shared=BYTES, target="sm_90a")
     ran = launch(text, [p.data, p.regs, p.out], threads=96, gpu="h200")
     assert code_of(ran) in ("wgmma_no_warpgroup", "smem_unwritten_read")
+
+
+def test_how_far_sums_are_from_the_silicons() -> None:
+    """Hopper cuts the products that it adds to a common exponent; the model rounds their exact sum
+    once. An H200's results for normal random operands are kept: how far off are we?"""
+    p = Problem(64, 21)
+    p.values = p.rng.standard_normal(p.values.size).astype(np.float32)
+    p.data[:] = narrow(p.values, "bfloat16")
+    p.values = (p.data.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    p.regs[:, : p.count] = p.rng.standard_normal((128, p.count)).astype(np.float32).view(np.uint32)
+    body = kernel(*SS) + "// measured"
+    clean(p.run(body))
+    ours = p.d()
+    if cluster_harness.recording is not None:
+        return
+    (raw,) = RECORDED["measured"].values()
+    p.out[:] = np.frombuffer(zlib.decompress(base64.b64decode(raw)), np.uint32).reshape(128, -1)
+    silicon = p.d()
+    b = p.operand(64, **K_MAJOR)
+    exact = b @ b.T
+    largest = np.abs(b[:, None, :] * b[None, :, :]).max(axis=2)  # of the 17 terms of each sum
+    for thread in range(128):
+        for e, place in enumerate(p.places(thread)):
+            c = float(p.regs[thread, e : e + 1].view(np.float32)[0])
+            exact[place] += c
+            largest[place] = max(largest[place], abs(c))
+    unit = 2.0 ** (np.floor(np.log2(largest)) - 23)  # a float32's last place, at the largest term
+    own = 2.0 ** (np.floor(np.log2(np.abs(ours))) - 23)
+    assert (np.abs(ours - exact) <= 0.5 * own).all()
+    assert DISTANCE_ULP / 2 < (np.abs(silicon - exact) / unit).max() <= DISTANCE_ULP
+    assert (np.abs(silicon - ours) / unit).max() <= DISTANCE_ULP
+    assert 0.65 < (ours == silicon).mean() < 0.75

@@ -32,7 +32,7 @@ def matrices(b: Binding) -> Handler:
     loads, count, transposed = b.match[1] == "ld", int(b.match[2]), b.match[3] is not None
     target, source = b.ins.operands if loads else reversed(b.ins.operands)
     rows = b.vector_rows(target)
-    if (len(target.items) if isinstance(target, Vec) else 1) != count:
+    if not isinstance(target, Vec) or len(target.items) != count:
         raise b.unsupported(f".x{count} takes {count} registers")
     address = b.addresses(source)
     fetch, put = accessors(b.match[4] or "")
