@@ -16,7 +16,7 @@ from typing import Any
 from . import oracle_float as fp
 from .oracle_float import BF16, F16, F32, F64
 
-Bits = int | fp.Near
+Bits = int | fp.Near | fp.NearPair
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def prmt(a: int, b: int, selector: int) -> int:
 
 # -- comparison and selection (9.7.6) -------------------------------------------------------------
 
-_BOOL: dict[str, Callable[[int, int], int]] = {
+BOOLEAN: dict[str, Callable[[int, int], int]] = {
     "and": lambda a, b: a & b,
     "or": lambda a, b: a | b,
     "xor": lambda a, b: a ^ b,
@@ -246,7 +246,7 @@ def _setp(op: str, suffix: str, kind: str, test: Callable[[int, int], bool]) -> 
     define(
         f"{op}.{suffix}", "pred pred", f"{kind} {kind}", both, f"{op}.{suffix} {d0}|{{d1}}, {two};"
     )
-    for name, f in _BOOL.items():
+    for name, f in BOOLEAN.items():
         p = lambda a, b, c, f=f: f(int(test(a, b)), c)
         pq = lambda a, b, c, f=f: (f(int(test(a, b)), c), f(int(not test(a, b)), c))
         qn = lambda a, b, c, f=f: f(int(not test(a, b)), c ^ 1)
@@ -479,6 +479,10 @@ for _fill in (
     _float_conversions,
 ):
     _fill()
+
+
+# They add their opcodes to SPECS.
+from . import oracle_half, oracle_wide  # noqa: E402, F401
 
 
 def all_specs() -> Iterator[Spec]:

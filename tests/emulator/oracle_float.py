@@ -291,29 +291,29 @@ def integral(x: int, mode: str, fmt: Format = F32) -> int | None:
     return floor + (mode == "rpi" and rest != 0)
 
 
-def to_int(x: int, mode: str, bits: int, signed: bool) -> int:
-    """Float to integer: clamped to the destination's range; NaN gives 0, or for 64-bit
-    destinations only the top bit (PTX ISA 9.1 section 9.7.9.21)."""
-    a = decode(x, F32)
+def to_int(x: int, mode: str, bits: int, signed: bool, fmt: Format = F32) -> int:
+    """Float to integer: clamped to the destination's range; NaN gives 0, or from .f64 and to 64
+    bits only the top bit (PTX ISA 9.1 section 9.7.9.21)."""
+    a = decode(x, fmt)
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
     if a.kind == "nan":
-        return 1 << 63 if bits == 64 else 0
+        return 1 << (bits - 1) if bits == 64 or fmt is F64 else 0
     if a.kind == "inf":
         return (low if a.sign else high) & ((1 << bits) - 1)
-    value = integral(x, mode)
+    value = integral(x, mode, fmt)
     assert value is not None
     return min(max(value, low), high) & ((1 << bits) - 1)
 
 
-def to_integral(x: int, mode: str) -> int:
+def to_integral(x: int, mode: str, fmt: Format = F32) -> int:
     """Float to an integer in float format; the sign survives at zero."""
-    a = decode(x, F32)
+    a = decode(x, fmt)
     if a.kind == "nan":
-        return F32.nan
-    value = integral(x, mode)
+        return fmt.nan
+    value = integral(x, mode, fmt)
     if value is None:
         return x
-    return from_int(value, F32, "rn") or F32.sign * a.sign
+    return from_int(value, fmt, "rn") or fmt.sign * a.sign
 
 
 # -- functions without an exact rounding ----------------------------------------------------------
@@ -321,56 +321,90 @@ def to_integral(x: int, mode: str) -> int:
 
 @dataclass(frozen=True)
 class Near:
-    """Any float32 within ``ulps`` of a true real value; .ftz may flush what is nearly subnormal."""
+    """Any float within ``ulps`` of a true real value; .ftz may flush what is nearly subnormal."""
 
     true: mpf
     ftz: bool = False
     ulps: float = 0.51
+    fmt: Format = F32
+
+    @property
+    def unit(self) -> mpf:
+        """The distance of floats at the true value."""
+        with mp.workprec(200):
+            size, emin = abs(self.true), self.fmt.emin
+            if not size:
+                return mpf(2) ** emin
+            return mpf(2) ** max(int(mp.floor(mp.log(size, 2))) - self.fmt.precision + 1, emin)
 
     def accepts(self, got: int) -> bool:
-        a = decode(got, F32)
+        a, fmt = decode(got, self.fmt), self.fmt
         with mp.workprec(200):
             size = abs(self.true)
-            exponent = max(int(mp.floor(mp.log(size, 2))) - 23, -149) if size else -149
-            slack = mpf(2) ** exponent * self.ulps
+            slack = self.unit * self.ulps
             if a.kind == "nan":
                 return False
             if a.kind == "inf":
-                top = (mpf(2) - mpf(2) ** -24) * mpf(2) ** 127  # rounds to infinity from here on
+                largest = decode(fmt.max_finite, fmt)
+                # Rounds to infinity from here on.
+                top = (mpf(largest.mant) + mpf(1) / 2) * mpf(2) ** largest.exp
                 return bool((size >= top - slack) and (self.true < 0) == bool(a.sign))
-            if self.ftz and flush(got) != got:
+            if self.ftz and flush(got, fmt) != got:
                 return False
             value = mpf(a.value[0]) * mpf(2) ** a.exp
             if self.ftz and a.zero:
-                return bool(size <= mpf(2) ** -126 + slack)
+                return bool(size <= mpf(fmt.min_normal) * mpf(2) ** fmt.emin + slack)
             return bool(abs(value - self.true) <= slack)
 
     def __str__(self) -> str:
         return f"{mp.nstr(self.true, 12)} within {self.ulps} ulp{' (ftz)' if self.ftz else ''}"
 
 
-def real(x: int) -> mpf:
-    n, exp = decode(x, F32).value
-    return mpf(n) * mpf(2) ** exp
+@dataclass(frozen=True)
+class NearPair:
+    """Two 16-bit results in one register, each exact or near."""
+
+    low: int | Near
+    high: int | Near
+
+    def accepts(self, got: int) -> bool:
+        return all(
+            half == bits if isinstance(half, int) else half.accepts(bits)
+            for half, bits in ((self.low, got & 0xFFFF), (self.high, got >> 16))
+        )
+
+    def __str__(self) -> str:
+        return f"{{{self.low}, {self.high}}}"
 
 
-def approximation(function: str, x: int, ftz: bool) -> int | Near:
+def real(x: int, fmt: Format = F32) -> mpf:
+    n, exp = decode(x, fmt).value
+    with mp.workprec(200):
+        return mpf(n) * mpf(2) ** exp
+
+
+def approximation(
+    function: str, x: int, ftz: bool, fmt: Format = F32, ulps: float = 0.51
+) -> int | Near:
     """ex2, lg2, rcp, rsqrt, sqrt, sin, cos, tanh: special values by PTX ISA 9.1 section 9.7.3.13
     to 9.7.3.22, else the true value."""
-    x = flush(x) if ftz else x
-    a = decode(x, F32)
+    x = flush(x, fmt) if ftz else x
+    a = decode(x, fmt)
     if a.kind == "nan":
-        return F32.nan
-    special = _SPECIAL[function](a, x)
+        return fmt.nan
+    special = _SPECIAL[function](a, x, fmt)
     if special is not None:
         return special
     with mp.workprec(200):
-        return Near(_REAL[function](real(x)), ftz)
+        return Near(_REAL[function](real(x, fmt)), ftz, ulps, fmt)
 
 
-_ONE = 0x3F800000
+def one(fmt: Format) -> int:
+    return (1 << (fmt.bits - fmt.precision - 1)) - 1 << fmt.precision - 1
+
+
 _REAL: dict[str, Callable[[mpf], mpf]] = {
-    "ex2": lambda v: mpf(2) ** v if abs(v) < 1000 else (mpf(2) ** (1000 if v > 0 else -1000)),
+    "ex2": lambda v: mpf(2) ** v if abs(v) < 5000 else (mpf(2) ** (5000 if v > 0 else -5000)),
     "lg2": lambda v: mp.log(v) / mp.log(2),
     "rcp": lambda v: 1 / v,
     "rsqrt": lambda v: 1 / mp.sqrt(v),
@@ -381,23 +415,25 @@ _REAL: dict[str, Callable[[mpf], mpf]] = {
 }
 
 
-def _root(a: Num, x: int, at_zero: int, at_inf: int) -> int | None:
+def _root(a: Num, fmt: Format, at_zero: int, at_inf: int) -> int | None:
     if a.zero:
         return at_zero
     if a.sign:
-        return F32.nan
+        return fmt.nan
     return at_inf if a.kind == "inf" else None
 
 
-_SPECIAL: dict[str, Callable[[Num, int], int | None]] = {
-    "ex2": lambda a, x: _ONE if a.zero else (0 if a.sign else F32.inf) if a.kind == "inf" else None,
-    "lg2": lambda a, x: 0 if x == _ONE else _root(a, x, F32.sign | F32.inf, F32.inf),
-    "rcp": lambda a, x: (
-        (x & F32.sign) | F32.inf if a.zero else x & F32.sign if a.kind == "inf" else None
+_SPECIAL: dict[str, Callable[[Num, int, Format], int | None]] = {
+    "ex2": lambda a, x, f: (
+        one(f) if a.zero else (0 if a.sign else f.inf) if a.kind == "inf" else None
     ),
-    "rsqrt": lambda a, x: _root(a, x, (x & F32.sign) | F32.inf, 0),
-    "sqrt": lambda a, x: _root(a, x, x, F32.inf),
-    "sin": lambda a, x: x if a.zero else F32.nan if a.kind == "inf" else None,
-    "cos": lambda a, x: _ONE if a.zero else F32.nan if a.kind == "inf" else None,
-    "tanh": lambda a, x: x if a.zero else (x & F32.sign) | _ONE if a.kind == "inf" else None,
+    "lg2": lambda a, x, f: 0 if x == one(f) else _root(a, f, f.sign | f.inf, f.inf),
+    "rcp": lambda a, x, f: (
+        (x & f.sign) | f.inf if a.zero else x & f.sign if a.kind == "inf" else None
+    ),
+    "rsqrt": lambda a, x, f: _root(a, f, (x & f.sign) | f.inf, 0),
+    "sqrt": lambda a, x, f: _root(a, f, x, f.inf),
+    "sin": lambda a, x, f: x if a.zero else f.nan if a.kind == "inf" else None,
+    "cos": lambda a, x, f: one(f) if a.zero else f.nan if a.kind == "inf" else None,
+    "tanh": lambda a, x, f: x if a.zero else (x & f.sign) | one(f) if a.kind == "inf" else None,
 }

@@ -58,8 +58,9 @@ def corner(kind: str) -> list[int]:
         return _float_corner(_FORMATS[kind])
     if kind == "pred":
         return [0, 1]
-    if kind == "f32x2":
-        return [v << 32 | v for v in _float_corner(F32)]
+    if kind.endswith("x2"):
+        element = kind.removesuffix("x2")
+        return [v << width(element) | v for v in _float_corner(_FORMATS[element])]
     bits = width(kind)
     return [v & mask(bits) for v in (0, 1, -1, 1 << (bits - 1), (1 << (bits - 1)) - 1, 2, -2)]
 
@@ -70,8 +71,8 @@ def special(kind: str) -> list[int]:
         return corner(kind) + _float_specials(_FORMATS[kind]) + extra
     if kind == "pred":
         return [0, 1]
-    if kind == "f32x2":
-        return special("f32")
+    if kind.endswith("x2"):
+        return special(kind.removesuffix("x2"))
     bits = width(kind)
     narrow = int("".join(ch for ch in kind.split(".")[0] if ch.isdigit()))
     powers = [1 << i for i in range(bits)]
@@ -93,9 +94,13 @@ def _random(kind: str, rng: random.Random, like: int | None) -> int:
 
 
 def _one(kind: str, rng: random.Random, like: int | None, known: list[int]) -> int:
-    if kind == "f32x2":
-        low, high = (_one("f32", rng, None, known) for _ in range(2))
-        return high << 32 | low
+    if kind.endswith("x2"):
+        element = kind.removesuffix("x2")
+        shift = width(element)
+        below = None if like is None else like & mask(shift)
+        above = None if like is None else like >> shift
+        low, high = (_one(element, rng, near, known) for near in (below, above))
+        return high << shift | low
     if known and rng.random() < 0.45:
         return rng.choice(known)
     return _random(kind, rng, like)
