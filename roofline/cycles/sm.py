@@ -10,7 +10,7 @@ which phase it waited for, is in the records; when it got there is what the mode
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -97,10 +97,24 @@ class _Warp:
 
 
 @dataclass(slots=True)
+class _TensorWork:
+    """An MMA, or a commit (with a barrier), in the order of issue."""
+
+    issued: float
+    name: str
+    arithmetic: float = 0.0
+    smem: float = 0.0
+    tail: float = 0.0
+    barrier: int | None = None
+
+
+@dataclass(slots=True)
 class _Sm:
     """The units that the warps of one SM share."""
 
-    tensor_free: float = 0.0
+    queue: deque[_TensorWork] = field(default_factory=deque)
+    tensor_free: float = 0.0  # when the next MMA can begin
+    tensor_done: float = 0.0  # when the arithmetic of the last one ends
     tensor_tail: float = 0.0
     tensor_issue: float = 0.0
     port_debt: float = 0.0
@@ -148,6 +162,7 @@ class Simulation:
         self.cluster_arrived = 0
         self.cluster_waiters: list[tuple[int, _Warp]] = []
         self.cluster_phase = 0
+        self.mma_cycles: dict[tuple[int, int, int, MmaForm], tuple[float, float, float]] = {}
         self.busy: defaultdict[str, float] = defaultdict(float)
         self.stalls: defaultdict[str, defaultdict[str, float]] = defaultdict(
             lambda: defaultdict(float)
@@ -192,6 +207,7 @@ class Simulation:
                 self._issue(item, now)
             else:
                 item(now)
+        self.end = max([self.end, *(sm.tensor_free for sm in self.sms)])
         stuck = [w for w in self.warps if w.next_visit < len(w.visits) or w.block is not None]
         if stuck:
             names = ", ".join(sorted({w.role for w in stuck}))
@@ -488,29 +504,50 @@ class Simulation:
         sm = self.sms[w.rank]
         m, n, k = event[1], event[2], event[3] & 0xFFFF
         form = MmaForm.decode(event[3] >> 16)
-        arithmetic, smem, tail = self.hw.mma(m, n, k, form)
+        key = (m, n, k, form)
+        if key not in self.mma_cycles:
+            self.mma_cycles[key] = self.hw.mma(*key)
+        name = f"{m}x{n}x{k} {'TS' if form.a_in_tmem else 'SS'}"
         at = max(start, sm.tensor_issue)
         sm.tensor_issue = at + self.hw.constants["mma_issue_latency"]
-        begin = max(at, sm.tensor_free)
-        # What others moved through the SMEM port since the last MMA fits first into its idle time.
-        debt = max(0.0, sm.port_debt - (begin - sm.tensor_free))
-        cycles = max(arithmetic, smem + debt)
-        sm.port_debt = 0.0
-        sm.tensor_free, sm.tensor_tail = begin + cycles, tail
-        self.busy["tensor core"] += arithmetic
-        self.busy["SMEM port"] += smem
         self.run.tensor_flops += 2.0 * m * n * k
-        if self.timeline:
-            name = f"{m}x{n}x{k} {'TS' if form.a_in_tmem else 'SS'}"
-            self.run.spans.append(Span("tensor core", name, begin, begin + cycles))
+        self._to_tensor_core(sm, _TensorWork(at, name, *self.mma_cycles[key]))
         return True
 
     def _commit(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
-        """The measured completion of an MMA runs to the end of the wait that sees it."""
-        sm, wake = self.sms[w.rank], self.hw.constants["mbarrier_wake_latency"]
-        at = max(start, sm.tensor_free + max(0.0, sm.tensor_tail - wake))
-        self._signal(at, event[1], 1, 0)
+        self._to_tensor_core(self.sms[w.rank], _TensorWork(start, "", barrier=event[1]))
         return True
+
+    def _to_tensor_core(self, sm: _Sm, work: _TensorWork) -> None:
+        sm.queue.append(work)
+        if len(sm.queue) == 1:
+            self._push(max(work.issued, sm.tensor_free), lambda now: self._tensor_core(sm, now))
+
+    def _tensor_core(self, sm: _Sm, now: float) -> None:
+        """Begins the oldest MMA, or tells the barrier of a commit when those before it will end."""
+        work = sm.queue.popleft()
+        if work.barrier is not None:
+            # The measured completion of an MMA runs to the end of the wait that sees it.
+            tail = max(0.0, sm.tensor_tail - self.hw.constants["mbarrier_wake_latency"])
+            self._signal(max(now, sm.tensor_done + tail), work.barrier, 1, 0)
+        else:
+            # What others moved through the SMEM port since the last MMA fits first into its
+            # idle time, then beside this MMA's operands.
+            debt = max(0.0, sm.port_debt - (now - sm.tensor_free))
+            cycles = max(work.arithmetic, work.smem + debt)
+            sm.port_debt = 0.0
+            sm.tensor_free = now + cycles
+            sm.tensor_done = now + cycles - max(0.0, work.smem - work.arithmetic)
+            sm.tensor_tail = work.tail
+            self.busy["tensor core"] += work.arithmetic
+            self.busy["SMEM port"] += work.smem
+            if self.timeline:
+                self.run.spans.append(Span("tensor core", work.name, now, sm.tensor_free))
+        if sm.queue:
+            begin = max(sm.queue[0].issued, sm.tensor_free)
+            if sm.queue[0].barrier is not None:
+                begin = max(sm.queue[0].issued, now)
+            self._push(begin, lambda later: self._tensor_core(sm, later))
 
     # -- copies ------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from tests.peers.attention import Problem
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 ROLES = {
-    **dict.fromkeys(range(0, 4), "softmax0"),
+    **dict.fromkeys(range(4), "softmax0"),
     **dict.fromkeys(range(4, 8), "softmax1"),
     **dict.fromkeys(range(8, 12), "correction"),
     12: "mma",
