@@ -100,10 +100,13 @@ class ThreadHooks:
         return number
 
     def wgmma_wait(self, warp: Warp, clock: int) -> None:
-        """The warp waited for the warpgroup's operations up to that clock."""
+        """The warp waited for the warpgroup's operations up to that clock. Completion has a proxy
+        fence of its own, and what reads operands is the async proxy already (PTX ISA 9.1 section
+        9.7.15.4): a copy may overwrite them behind the wait."""
         done = self._wgmma[(warp.cta, warp.index // 4)]
         bundle = self.agents.fit(self._warps[warp])
-        bundle[GENERIC, done.index] = max(int(bundle[GENERIC, done.index]), clock)
+        for row in (GENERIC, ASYNC):
+            bundle[row, done.index] = max(int(bundle[row, done.index]), clock)
 
     def cp_async_arrive(self, warp: Warp, cta: Cta, addr: int) -> Bundle:
         """cp.async.mbarrier.arrive is issued: the bundle that its arrival will publish."""
