@@ -237,6 +237,35 @@ def test_a_piece_is_missing(way: dict, parts: dict, code: str) -> None:
     assert found in ((code, "smem_unwritten_read") if code == "smem_race" else (code,))
 
 
+OVERWRITE = {
+    "fill": """.reg .pred %zero, %done; .reg .b32 %bar;
+setp.eq.u32 %zero, %t, 0; add.u32 %bar, %base, 16376;
+bar.sync 0;
+@%zero mbarrier.init.shared::cta.b64 [%bar], 1;
+@%zero fence.mbarrier_init.release.cluster;
+fence.proxy.async.shared::cta;
+bar.sync 0;""",
+    "wait": """wgmma.wait_group.sync.aligned 0;
+bar.sync 0;
+@%zero mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 16;
+@%zero cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%base], [%s], 16, [%bar];
+SPIN: mbarrier.try_wait.parity.shared::cta.b64 %done, [%bar], 0;
+@!%done bra SPIN;""",
+}
+
+
+@pytest.mark.parametrize("profile", ["silicon", "isa"])
+@every_way
+def test_a_copy_may_overwrite_operands_behind_the_wait(way: dict, profile: str) -> None:
+    """Both are the async proxy's, so that no proxy fence belongs between them."""
+    p = Problem(64, 3)
+    clean(p.run(kernel(*SS, OVERWRITE), **way, profile=profile))
+    assert np.array_equal(p.d(), expected(p, False))
+    early = OVERWRITE["wait"].replace("wgmma.wait_group.sync.aligned 0;", "")
+    ran = p.run(kernel(*SS, {**OVERWRITE, "wait": early}), **way, profile=profile)
+    assert code_of(ran) == "mma_operand_overwritten"
+
+
 @every_way
 def test_an_operand_in_registers_must_stay(way: dict) -> None:
     p = Problem(64, 3)

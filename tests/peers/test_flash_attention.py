@@ -24,6 +24,11 @@ BLACKWELL = [
     PAIR,
 ]
 
+HOPPER = [
+    Problem(True, 128, 200, 300, heads=2, kv_heads=1),
+    Problem(False, 64, 260, 300),
+]
+
 
 @pytest.mark.parametrize("problem", BLACKWELL, ids=str)
 def test_blackwell(problem: Problem) -> None:
@@ -45,7 +50,9 @@ def test_sequences_of_different_lengths(launch_control: bool) -> None:
     Varlen(True, 64, *lengths, heads=2, kv_heads=1, launch_control=launch_control).check()
 
 
-@pytest.mark.parametrize("problem", [SMALL, PAIR], ids=str)
+@pytest.mark.parametrize(
+    ("problem", "gpu"), [(SMALL, "b200"), (PAIR, "b200"), (HOPPER[0], "h100")], ids=str
+)
 @pytest.mark.parametrize(
     "order",
     [
@@ -57,8 +64,8 @@ def test_sequences_of_different_lengths(launch_control: bool) -> None:
     ],
     ids=lambda order: "-".join(map(str, order.values())),
 )
-def test_no_schedule_finds_anything(problem: Problem, order: dict[str, object]) -> None:
-    check(problem, **order)
+def test_no_schedule_finds_anything(problem: Problem, gpu: str, order: dict[str, object]) -> None:
+    check(problem, gpu, **order)
 
 
 @pytest.mark.parametrize("problem", [SMALL, PAIR], ids=str)
@@ -71,15 +78,11 @@ def test_what_the_ptx_text_asks_for(problem: Problem) -> None:
     assert "flash_fwd_sm100.py" in str(finding)
 
 
-HOPPER = [
-    Problem(True, 128, 200, 300, heads=2, kv_heads=1),
-    Problem(False, 64, 260, 300),
-]
-
-
+@pytest.mark.parametrize("profile", ["silicon", "isa"])
 @pytest.mark.parametrize("problem", HOPPER, ids=str)
-def test_hopper(problem: Problem) -> None:
-    check(problem, "h100")
+def test_hopper(problem: Problem, profile: str) -> None:
+    """The Hopper kernels keep to the letter of the PTX ISA, too."""
+    check(problem, "h100", profile=profile)
 
 
 def test_hopper_sequences_of_different_lengths() -> None:
