@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .findings import EmulatorFault
 from .isa.cp_async import CopyGroups
 from .isa.pair import check_alive
+from .isa.register_pool import launch_registers
 from .isa.table import Wait
 from .isa.wgmma import Groups
 from .memory import LocalMemory, SharedMemory, TensorMemory
@@ -182,6 +183,8 @@ class Cta:
         self.named = NamedBarriers(self)
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         self.threads_rounded = (threads + 31) // 32 * 32
+        self.launch_registers = launch_registers(program.entry, machine.gpu.registers_per_sm)
+        self.free_registers = 0  # a thread, in the pool of setmaxnreg
         self.cta_group: int | None = None  # of its tcgen05 instructions
         self.launch_refused = False  # it has seen launch control refuse
         self.pair_calls: dict[str, PairCall] = {}  # collective calls that wait for the peer CTA

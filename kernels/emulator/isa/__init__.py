@@ -11,6 +11,7 @@ from . import (  # noqa: F401  (they fill the table)
     matrix,
     memory,
     printf,
+    register_pool,
     sync,
     tensor,
     wgmma,

@@ -1,4 +1,4 @@
-"""Barriers, fences, register reallocation, and the end of a thread.
+"""Barriers, fences, and the end of a thread.
 
 PTX ISA 9.1 sections 9.7.12 and 9.7.13.
 """
@@ -35,29 +35,6 @@ def leave(b: Binding) -> Handler:
 def trap(b: Binding) -> Handler:
     def run(w: Warp, mask: int) -> None:
         raise EmulatorFault("trap", "the kernel executed trap")
-
-    return run
-
-
-@machine(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32", converged=True)
-def setmaxnreg(b: Binding) -> Handler:
-    count = b.ins.operands[0]
-    if not isinstance(count, Imm):
-        raise b.unsupported("the register count must be an immediate")
-    if not 24 <= count.value <= 256 or count.value % 8:
-        raise b.unsupported(f"{count.value} registers: it must be a multiple of 8 from 24 to 256")
-    grow, value = b.match[1] == "inc", count.value
-
-    def run(w: Warp, mask: int) -> None:
-        before = w.max_registers
-        if before is not None and (value < before if grow else value > before):
-            raise EmulatorFault(
-                "setmaxnreg_direction",
-                f"setmaxnreg.{b.match[1]} to {value} registers, but the warp has {before}",
-                registers=value,
-                before=before,
-            )
-        w.max_registers = value
 
     return run
 
