@@ -62,7 +62,7 @@ def units_text(p: Prediction) -> str:
         rows.append(cells)
     header = ["unit, for a key block", "cycles", "busy"]
     if p.gains:
-        header.append(f"time saved if {GAIN - 1:.0%} faster")
+        header.append(f"saved if {GAIN - 1:.0%} faster")
     return table(header, rows)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from kernels.emulator.records import Records, RecordsError
+from kernels.emulator.records import Records, RecordsError, WarpRecord
 from roofline.budgets import budget
 from roofline.cycles.blocks import Blocks
 from roofline.cycles.grid import Filled, ItemCost, fill, in_grid_order, item_cycles
@@ -19,7 +19,9 @@ from roofline.errors import RooflineError
 from roofline.gpus import Gpu, find_gpu
 from roofline.problem import Bounds, Problem, bounds
 
-GAIN = 1.1  # how much faster a unit is made to see what it is worth
+GAIN = 1.1  # gains are told for a unit this much faster
+# The replay is sensitive to who comes first at a pipe, so a gain is the mean of more than one.
+_TRIED = (1.1, 1.2, 1.3)
 
 
 @dataclass(frozen=True)
@@ -158,30 +160,45 @@ def _difference(long: Run, short: Run | None, blocks: int) -> Run:
     )
 
 
-def replay(
-    found: Sequence[Probe], hw: Hardware, faster: Hardware | None = None, *, few: bool = False
-) -> list[Replayed]:
-    """All recorded clusters of different lengths; ``few``: only what the slope needs.
-
-    faster: the SM to replay on, if it is not the one that the code is compiled for.
-    """
+def replay(found: Sequence[Probe], hw: Hardware) -> list[Replayed]:
+    """All recorded clusters of different lengths."""
     wanted: dict[tuple[int, int], tuple[Probe, Any]] = {}
     for probe in found:
         for iterations, warps in zip(probe.iterations, probe.records.clusters(), strict=True):
             wanted.setdefault((iterations, probe.items if len(found) > 2 else 1), (probe, warps))
-    keys = sorted(wanted)
-    if few and len(keys) > 3:
-        keys = [keys[len(keys) // 2], keys[-1]]
     blocks: dict[int, Blocks] = {}
     out = []
-    for key in keys:
+    for key in sorted(wanted):
         probe, warps = wanted[key]
         code = probe.records.code
         if id(code) not in blocks:
-            blocks[id(code)] = Blocks(code, faster or hw, hw)
-        run = simulate(warps, blocks[id(code)], faster or hw)
-        out.append(Replayed(key[0], key[1], run))
+            blocks[id(code)] = Blocks(code, hw)
+        out.append(Replayed(key[0], key[1], simulate(warps, blocks[id(code)], hw)))
     return out
+
+
+def _longest(found: Sequence[Probe]) -> tuple[Records, tuple[WarpRecord, ...]]:
+    """The recorded cluster with most steps."""
+    clusters = [(p.records, warps) for p in found for warps in p.records.clusters()]
+    return max(clusters, key=lambda item: sum(len(w.steps) for w in item[1]))
+
+
+def unit_gains(found: Sequence[Probe], hw: Hardware) -> dict[str, float]:
+    """Share of the longest item's cycles that each unit saves if it is `GAIN` times as fast.
+
+    The code stays as compiled for ``hw``.
+    """
+    records, warps = _longest(found)
+    base = simulate(warps, Blocks(records.code, hw), hw).cycles
+    gains = {}
+    for unit in UNITS:
+        worth = 0.0
+        for factor in _TRIED:
+            faster = hw.faster(unit, factor)
+            cycles = simulate(warps, Blocks(records.code, faster, hw), faster).cycles
+            worth += (1 - cycles / base) / (1 - 1 / factor) / len(_TRIED)
+        gains[unit] = worth * (1 - 1 / GAIN)
+    return gains
 
 
 def item_cost(work: Workload, replayed: Sequence[Replayed]) -> ItemCost:
@@ -224,17 +241,9 @@ def predict(
     replayed = replay(found, hw)
     cost = item_cost(work, replayed)
     filled = _fill(gpu, work, problem, cost, found)
-    saved: dict[str, float] = {}
-    if gains:
-        base = _fill(gpu, work, problem, item_cost(work, replay(found, hw, few=True)), found)
-        for unit in UNITS:
-            faster = item_cost(work, replay(found, hw, hw.faster(unit, GAIN), few=True))
-            cycles = _fill(gpu, work, problem, faster, found).cycles
-            saved[unit] = 1.0 - cycles / base.cycles
     spans: Sequence[Span] = ()
     if timeline:
-        records = found[-1].records
-        warps = max(records.clusters(), key=lambda ws: sum(len(w.steps) for w in ws))
+        records, warps = _longest(found)
         spans = simulate(warps, Blocks(records.code, hw), hw, timeline=True).spans
     return Prediction(
         gpu,
@@ -244,7 +253,7 @@ def predict(
         cost,
         filled,
         limits,
-        saved,
+        unit_gains(found, hw) if gains else {},
         sum(_thread_instructions(p) for p in found),
         time.perf_counter() - began,
         found[-1].records,

@@ -106,11 +106,7 @@ def test_a_block_is_scheduled_around_its_latencies(hw: Hardware) -> None:
     """Four chains one after the other in PTX take as long as one: the compiler interleaves."""
     kernel = Kernel()
     kernel.block(
-        *[
-            ("fma.rn.f32", FMA, [100 * c + i], [100 * c + i + 1])
-            for c in range(4)
-            for i in range(N)
-        ]
+        *[("fma.rn.f32", FMA, [100 * c + i], [100 * c + i + 1]) for c in range(4) for i in range(N)]
     )
     assert run(kernel, kernel.warp(0, [0]), hw=hw).cycles == N * 4 + 3
 
@@ -164,9 +160,7 @@ def test_a_wait_that_nobody_ends_is_an_error(hw: Hardware) -> None:
     kernel = Kernel()
     init = kernel.event("mbarrier.init", BARRIER, [], [])
     wait = kernel.event("mbarrier.try_wait", BARRIER, [], [0])
-    warp = kernel.warp(
-        0, [init, wait], [(Event.MBARRIER_INIT, BAR, 1, 0, 0), waits(0)], role="mma"
-    )
+    warp = kernel.warp(0, [init, wait], [(Event.MBARRIER_INIT, BAR, 1, 0, 0), waits(0)], role="mma")
     with pytest.raises(RooflineError, match="mma wait for a barrier that nobody completes"):
         run(kernel, warp, hw=hw)
 
