@@ -53,6 +53,7 @@ def test_results_are_the_silicons() -> None:
     [
         ("ex2.approx.ftz.f32", 2), ("ex2.approx.f32", 2), ("rcp.approx.ftz.f32", 1),
         ("rcp.approx.f32", 1), ("div.full.f32", 2),
+        ("ex2.approx.f16", 2), ("ex2.approx.ftz.bf16x2", 2), ("tanh.approx.f16x2", 2),
     ],
 )  # fmt: skip
 def test_silicon_keeps_its_bounds(op: str, ulp: float) -> None:

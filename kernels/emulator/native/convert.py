@@ -13,7 +13,7 @@ from ..ptx.ast import Instr, Operand, Reg
 from .builder import BlockBuilder
 from .floating import directed, flush, saturate, widen
 from .integer import get, put
-from .ir import F16, F32, F64, I1, I16, I32, ZERO, Code, splat_f32, splat_f64, splat_i
+from .ir import F16, F32, F64, I1, I16, I32, I64, ZERO, Code, splat_f32, splat_f64, splat_i
 from .odd import add_odd, narrow_odd
 from .table import native
 
@@ -105,10 +105,19 @@ def int_to_f64(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     b.set_f64(d, b.t(f"{m[1]}itofp <32 x i{m[2]}> {value} to {F64}"))
 
 
-@native(r"cvt\.rn\.(f16|bf16)\.([us])(8|16|32|64)")
+def _exact_width(b: BlockBuilder, op: Operand, bits: str) -> None:
+    """Between integers and bfloat16 the assembler takes registers of the integer's width alone."""
+    if _register_bits(op, bits) != bits:
+        raise b.unsupported(f"a register of another width than {bits} bits")
+
+
+@native(r"cvt\.rn\.(f16)\.([us])(8|16|32|64)")
+@native(r"cvt\.rn\.(bf16)\.([us])(16|32|64)")
 def int_to_16(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     d, x = ins.operands
     fmt, sign, bits = m.groups()
+    if fmt == "bf16":
+        _exact_width(b, x, bits)
     value, ty = _narrow_source(b, x, bits), f"<32 x i{bits}>"
 
     def emit(c: Code, value: str) -> str:
@@ -135,12 +144,15 @@ def _source(b: BlockBuilder, x: Operand, fmt: str) -> str:
 
 
 @native(r"cvt\.(rni|rzi|rmi|rpi)(\.ftz)?(?:\.sat)?\.([us])(8|16|32|64)\.(f32)")
-@native(r"cvt\.(rni|rzi|rmi|rpi)()(?:\.sat)?\.([us])(8|16|32|64)\.(f16|bf16|f64)")
+@native(r"cvt\.(rni|rzi|rmi|rpi)()(?:\.sat)?\.([us])(8|16|32|64)\.(f16|f64)")
+@native(r"cvt\.(rni|rzi|rmi|rpi)()\.([us])(16|32|64)\.(bf16)")
 def float_to_int(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     """Out-of-range values clamp to the destination's range. NaN gives 0, but from .f64 or to 64
     bits the destination's top bit (PTX ISA 9.1 section 9.7.9.21)."""
     d, x = ins.operands
     mode, ftz, sign, bits, fmt = m.groups()
+    if fmt == "bf16":
+        _exact_width(b, d, bits)
     source = _source(b, x, fmt)
     source = flush(b, source) if ftz else source
     size = "f64" if fmt == "f64" else "f32"
@@ -276,8 +288,22 @@ def f32_to_16(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
 
 @native(r"cvt\.rn\.(bf16|f16)\.f64")
 def f64_to_16(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
+    """A NaN becomes quiet and keeps sign and the payload's upper part (measured: an H200)."""
     d, x = ins.operands
-    emit = lambda c, x: to_16(c, narrow_odd(c, x), m[1], "rn")
+    fraction, quiet = (10, 0x7E00) if m[1] == "f16" else (7, 0x7FC0)
+
+    def emit(c: Code, x: str) -> str:
+        out = to_16(c, narrow_odd(c, x), m[1], "rn")
+        bits = c.t(f"bitcast {F64} {x} to {I64}")
+        payload = c.t(f"lshr {I64} {bits}, {splat_i(64, 52 - fraction)}")
+        payload = c.t(f"and {I64} {payload}, {splat_i(64, (1 << fraction) - 1)}")
+        sign = c.t(f"lshr {I64} {bits}, {splat_i(64, 48)}")
+        sign = c.t(f"and {I64} {sign}, {splat_i(64, 0x8000)}")
+        kept = c.t(f"or {I64} {sign}, {c.t(f'or {I64} {payload}, {splat_i(64, quiet)}')}")
+        nan = c.t(f"fcmp uno {F64} {x}, {ZERO}")
+        kept = c.t(f"trunc {I64} {kept} to {I32}")
+        return c.t(f"select {I1} {nan}, {I32} {kept}, {I32} {out}")
+
     out = b.outlined(I32, ins.op, emit, (F64, b.f64(x)))
     b.set_i16(d, b.t(f"trunc {I32} {out} to {I16}"))
 

@@ -83,17 +83,22 @@ def exact(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
         else:
             terms = (splat_f64(1.0), x) if m[1] == "rcp" else (x, y)
             out = c.t(f"fdiv {F64} {terms[0]}, {terms[1]}")
-        return propagate_nan64(c, out, [y, x] if y else [x])
+        return propagate_nan64(c, out, [x, y] if y else [x])
 
     b.set_f64(d, b.outlined(F64, ins.op, emit, *((F64, b.f64(v)) for v in sources)))
 
 
 @native(r"(neg|abs)\.f64")
 def neg_abs(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
-    """Of the sign bit alone, a NaN's too."""
+    """A NaN becomes quiet and keeps the rest of its bits, the sign too."""
     d, x = ins.operands
     op, mask = ("xor", _SIGN) if m[1] == "neg" else ("and", _MAGNITUDE)
-    b.set_i64(d, b.t(f"{op} {I64} {b.i64(x)}, {mask}"))
+
+    def emit(c: Code, x: str) -> str:
+        out = c.t(f"{op} {I64} {c.t(f'bitcast {F64} {x} to {I64}')}, {mask}")
+        return propagate_nan64(c, c.t(f"bitcast {I64} {out} to {F64}"), [x])
+
+    b.set_f64(d, b.outlined(F64, ins.op, emit, (F64, b.f64(x))))
 
 
 @native(r"copysign\.f64")
@@ -106,12 +111,12 @@ def copysign(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
 
 @native(r"(min|max)\.f64")
 def min_max(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
-    """-0 is below +0; a NaN loses, two give the canonical one."""
+    """-0 is below +0; a NaN loses, of two the second stays."""
     d, x, y = ins.operands
 
     def emit(c: Code, x: str, y: str) -> str:
         out = c.call(F64, f"llvm.{m[1]}imumnum.v32f64", (F64, x), (F64, y))
-        return propagate_nan64(c, out, [])
+        return propagate_nan64(c, out, [y, x])
 
     b.set_f64(d, b.outlined(F64, ins.op, emit, (F64, b.f64(x)), (F64, b.f64(y))))
 

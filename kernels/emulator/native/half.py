@@ -122,14 +122,16 @@ def min_max(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
 @native(r"(neg|abs)(\.ftz)?\.(f16)(x2)?")
 @native(r"(neg|abs)()\.(bf16)(x2)?")
 def neg_abs(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
-    """Of the sign bit alone, a NaN's too."""
-    op, ftz, _, packed = m.groups()
+    """NaN: PTX leaves its payload open, an H200 gives the canonical one."""
+    op, ftz, fmt, packed = m.groups()
 
     def emit(c: Code, x: str) -> str:
         x = _flush(c, x) if ftz else x
-        if op == "neg":
-            return c.t(f"xor {I16} {x}, {splat_i(16, 0x8000)}")
-        return c.t(f"and {I16} {x}, {splat_i(16, 0x7FFF)}")
+        magnitude = c.t(f"and {I16} {x}, {splat_i(16, 0x7FFF)}")
+        inf = splat_i(16, 0x7C00 if fmt == "f16" else 0x7F80)
+        nan = c.t(f"icmp ugt {I16} {magnitude}, {inf}")
+        out = magnitude if op == "abs" else c.t(f"xor {I16} {x}, {splat_i(16, 0x8000)}")
+        return c.t(f"select {I1} {nan}, {I16} {splat_i(16, 0x7FFF)}, {I16} {out}")
 
     _each(b, ins, bool(packed), emit)
 

@@ -16,6 +16,7 @@ import base64
 import ctypes
 import hashlib
 import json
+import re
 import sys
 from typing import Any
 
@@ -36,14 +37,7 @@ def batches() -> list[dict[str, Any]]:
     from tests.emulator.samples import rows
     from tests.emulator.test_native_oracle import _DTYPES, _batches, find, width
 
-    # Packed float32 and three-input float minima came with sm_100.
-    specs = [
-        s
-        for s in oracle.all_specs()
-        if find(s.op)
-        and "f32x2" not in s.src
-        and not (s.op[:4] in ("min.", "max.") and s.src == ("f32",) * 3)
-    ]
+    specs = [s for s in oracle.all_specs() if find(s.op) and not came_with_sm_100(s)]
     out = []
     for group in _batches(specs, BATCH):
         table = rows(group[0].src, LANES, random.Random(SEED), group[0].values)
@@ -53,6 +47,16 @@ def batches() -> list[dict[str, Any]]:
         }
         out.append({"specs": group, "table": table, "inputs": inputs})
     return out
+
+
+def came_with_sm_100(spec: Any) -> bool:
+    """Packed float32, three-input minima, float32 with 16-bit operands, bfloat16 to 8 bits."""
+    return (
+        "f32x2" in spec.src
+        or (spec.op[:4] in ("min.", "max.") and spec.src == ("f32",) * 3)
+        or re.fullmatch(r"(add|sub|fma)\..*f32\.b?f16", spec.op) is not None
+        or re.fullmatch(r"cvt\..*e[45]m[32]x2\.bf16x2", spec.op) is not None
+    )
 
 
 def name_of(spec: Any) -> str:
@@ -115,28 +119,39 @@ class Digests:
 
 def largest_error(spec: Any, table: list[tuple[int, ...]], results: bytes) -> float:
     """In units of the last place of the true value, over results that are finite numbers."""
-    import struct
+    import numpy as np
 
-    from mpmath import mp, mpf
+    from tests.emulator import oracle_float as fp
+    from tests.emulator.test_native_oracle import _DTYPES, width
+
+    kind = spec.dst[0]
+    fmt = {"f16": fp.F16, "bf16": fp.BF16, "f32": fp.F32, "f64": fp.F64}[kind.removesuffix("x2")]
+    worst = 0.0
+    for row, got in zip(table, np.frombuffer(results, _DTYPES[width(kind)]), strict=True):
+        expected, bits = spec.fn(*row), int(got)
+        pairs = [(expected, bits)]
+        if kind.endswith("x2"):
+            halves = (expected.low, expected.high) if isinstance(expected, fp.NearPair) else ()
+            pairs = list(zip(halves, (bits & 0xFFFF, bits >> 16), strict=False))
+        worst = max([worst, *(_error(near, value, fmt) for near, value in pairs)])
+    return worst
+
+
+def _error(near: Any, got: int, fmt: Any) -> float:
+    """Of one result, in units of the true value's last place; 0 where there is no such number."""
+    from mpmath import mp
 
     from tests.emulator import oracle_float as fp
 
-    worst = 0.0
-    for row, got in zip(table, struct.unpack(f"<{len(table)}I", results), strict=True):
-        expected = spec.fn(*row)
-        finite = fp.decode(got, fp.F32).kind == "finite"
-        if isinstance(expected, int):
-            if not finite or fp.decode(expected, fp.F32).kind != "finite":
-                continue
-            true = fp.real(expected)
-        elif not finite or (expected.ftz and got & 0x7FFFFFFF == 0):
-            continue
-        else:
-            true = expected.true
-        with mp.workprec(200):
-            scale = max(int(mp.floor(mp.log(abs(true), 2))) - 23, -149) if true else -149
-            worst = max(worst, float(abs(fp.real(got) - true) / mpf(2) ** scale))
-    return worst
+    a = fp.decode(got, fmt)
+    if isinstance(near, int):  # rounded exactly, or a special value
+        if fp.decode(near, fmt).kind != "finite":
+            return 0.0
+        near = fp.Near(fp.real(near, fmt), fmt=fmt)
+    if a.kind != "finite" or (near.ftz and a.zero):
+        return 0.0
+    with mp.workprec(200):
+        return float(abs(fp.real(got, fmt) - near.true) / near.unit)
 
 
 def keep(answers: str, path: str) -> None:
