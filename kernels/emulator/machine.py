@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from . import deadlock
-from .checks import RaceDetector
+from .checks import GlobalRaces, RaceDetector
 from .findings import EmulatorFault, Finding, UnsupportedPTX
 from .gpus import GpuModel
 from .host_runtime import Dim3, Launch
@@ -168,6 +168,8 @@ class ClusterBarrier:
         if self._arrived and alive <= self._arrived:
             self._arrived = set()
             self.phase += 1
+            if machine.race is not None:
+                machine.race.cluster_phase()
             for cta in machine.ctas:
                 machine.wake(("cluster",), cta)
 
@@ -209,6 +211,7 @@ class Machine:
         self.events = 0  # what may have changed a waiter's mind; see _give_up
         self.ctas: list[Cta] = []
         self.race: RaceDetector | None = None
+        self.globals = GlobalRaces(memory) if options.checks else None
         self.cluster = ClusterBarrier(self)
         self.ready = ReadyQueue(options.schedule, options.seed)
         late = options.visibility == "late"
@@ -285,6 +288,8 @@ class Machine:
         self.race = (
             RaceDetector(self.program, self.options.profile) if self.options.checks else None
         )
+        if self.globals is not None:
+            self.globals.begin(self.race)
         for cta in self.ctas:
             if self.race is not None:
                 self.race.add_cta(cta)

@@ -95,6 +95,7 @@ class AsyncOp:
     effect: Callable[[], None] | None
     complete: Callable[[], None] | None = None
     finished: bool = False
+    written: int = 0  # clock of its writes to global memory
 
 
 @dataclass(slots=True)

@@ -105,6 +105,7 @@ class RaceDetector(ThreadHooks):
         self._fenced: dict[Any, Bundle] = {}  # a warp's bundle at its last fence.acq_rel or .sc
         self._ctas: dict[int, _CtaShadow] = {}
         self.cluster_open: Bundle = self.agents.zero()
+        self.cluster_done: Bundle = self.agents.zero()
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -336,10 +337,15 @@ class RaceDetector(ThreadHooks):
     def cluster_arrive(self, warp: Warp) -> None:
         self.cluster_open = join(self.cluster_open, self._release(warp))
 
+    def cluster_phase(self) -> None:
+        """Every warp of the cluster has arrived."""
+        self.cluster_done = join(self.cluster_done, self.cluster_open)
+        self.cluster_open = self.agents.zero()
+
     def cluster_release(self, waiters: list[Warp]) -> None:
         for warp in waiters:
             self.warp_sync(warp)
-            self._acquire(warp, self.cluster_open)
+            self._acquire(warp, self.cluster_done)
 
     # -- fences ----------------------------------------------------------------------------------
 

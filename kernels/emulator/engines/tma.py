@@ -304,6 +304,17 @@ def _place(
     return _placed(tmap, tuple(coords))
 
 
+def tile_cells(tmap: TensorMap, coords: tuple[int, ...]) -> NDArray[np.int64]:
+    """Addresses of the 4-byte cells that a tile covers in global memory."""
+    place = _placed(tmap, coords)
+    if not place.count:
+        return np.zeros(0, np.int64)
+    cells = np.arange(0, place.inside_shape[-1] - 3, 4, dtype=np.int64)
+    for count, stride in zip(place.inside_shape[-2::-1], place.strides[-2::-1], strict=True):
+        cells = (np.arange(count, dtype=np.int64)[:, None] * stride + cells).reshape(-1)
+    return cells + (tmap.address + place.offset)
+
+
 def _global_view(
     tmap: TensorMap, place: _Place, gmem: GlobalMemory, what: str, write: bool
 ) -> NDArray[np.uint8]:

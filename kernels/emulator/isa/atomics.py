@@ -46,6 +46,7 @@ def atomic(b: Binding) -> Handler:
     space = b.match["space"] or ""
     apply = _update(op, kind, space)
     total = count * nbytes
+    order = "".join(f".{m}" for m in b.ins.mods if m in ("acquire", "release", "acq_rel"))
 
     def run(w: Warp, mask: int) -> None:
         lanes = LANES[mask]
@@ -53,7 +54,7 @@ def atomic(b: Binding) -> Handler:
         values = [_gather(readers, w)[lanes] for readers in sources]
         old = np.empty((lanes.size, total), np.uint8)
         for shared, own, chosen in _places(w, space, addrs):
-            old[chosen] = _apply(w, shared, own, [v[chosen] for v in values], apply, total)
+            old[chosen] = _apply(w, shared, own, [v[chosen] for v in values], apply, total, order)
         for k, write in enumerate(writers):
             write(w, mask, old[:, k * nbytes : (k + 1) * nbytes])
         w.cta.machine.events += 1
@@ -148,11 +149,14 @@ def _apply(
     operands: list[NDArray[np.uint8]],
     apply: Any,
     nbytes: int,
+    order: str,
 ) -> NDArray[np.uint8]:
     """Performs the operation in one memory; returns the old bytes."""
     memory = w.cta.gmem if shared is None else shared.smem
     if (race := w.cta.machine.race) is not None and shared is not None:
         race.smem_atomic(w, shared, addrs, nbytes)
+    if shared is None and w.cta.machine.globals is not None:
+        w.cta.machine.globals.atomic(w, addrs, nbytes, order)
     if np.unique(addrs).size == addrs.size:
         old = memory.load(addrs, nbytes)
         memory.store(addrs, apply(old, operands))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..checks.globals import box_of
 from ..engines import tma
 from ..findings import EmulatorFault
 from ..ptx.ast import Imm, Mem
@@ -52,12 +53,16 @@ def tensor_load(b: Binding) -> Handler:
             tmap, box = machine.tensor_map(base(w, lane)), coords(w, lane)
             for there, start, notified, at in targets(w, lane, to(w, lane), bar(w, lane)):
                 effect = partial(tma.load_tile, tmap, box, machine.gmem, there.smem, start)
-                _issue_load(w, "TMA load", effect, there, start, tmap.tile_bytes, notified, at)
+                _issue_load(
+                    w, "TMA load", effect, there, start, tmap.tile_bytes, notified, at,
+                    origin=(tmap.address, (id(tmap), box), partial(tma.tile_cells, tmap, box)),
+                )  # fmt: skip
         machine.events += 1
 
     return run
 
 
+Origin = tuple[int, Any, Callable[[], Any]]  # address, what names the box, its cells
 Target = tuple["Cta", int, "Cta", int]  # where the data goes, and the barrier that hears of it
 
 
@@ -120,8 +125,9 @@ def _issue_load(
     notified: Cta,
     at: int,
     source: tuple[Cta, int] | None = None,
+    origin: Origin | None = None,
 ) -> None:
-    """``source``: where in shared memory the data comes from, if it does."""
+    """``source``: where in shared memory the data comes from, or ``origin``, where in global."""
     machine = w.cta.machine
     race = machine.race
     engine = None
@@ -130,6 +136,8 @@ def _issue_load(
         if source is not None:
             race.tma_read(w, engine, *source, nbytes)
         race.barrier_used(w, notified, at, what)
+        if origin is not None and machine.globals is not None:
+            machine.globals.copy_in(w, engine, *origin)
 
     def complete() -> None:
         if race is not None and engine is not None:
@@ -155,7 +163,9 @@ def linear_load(b: Binding) -> Handler:
                 effect = partial(
                     tma.bulk_load, machine.gmem, start(w, lane), there.smem, at, nbytes
                 )
-                _issue_load(w, "bulk copy", effect, there, at, nbytes, notified, key)
+                first = start(w, lane)
+                origin = (first, (first, nbytes), box_of(first, nbytes))
+                _issue_load(w, "bulk copy", effect, there, at, nbytes, notified, key, origin=origin)
         machine.events += 1
 
     return run
@@ -219,7 +229,8 @@ def tensor_store(b: Binding) -> Handler:
             place = (tmap, box, machine.gmem, cta.smem, at)
             store = partial(tma.store_tile, *place)
             effect = store if op is None else partial(tma.reduce_tile, *place, op)
-            _issue_store(w, lane, what, effect, cta, at, tmap.tile_bytes)
+            to = (tmap.address, partial(tma.tile_cells, tmap, box))
+            _issue_store(w, lane, what, effect, cta, at, tmap.tile_bytes, to, op is not None)
         machine.events += 1
 
     return run
@@ -247,19 +258,23 @@ def linear_store(b: Binding) -> Handler:
             ends = (cta.smem, at, machine.gmem, to(w, lane), nbytes)
             store = partial(tma.bulk_store, *ends)
             effect = store if op is None else partial(tma.bulk_reduce, *ends, op, kind)
-            _issue_store(w, lane, what, effect, cta, at, nbytes)
+            place = (ends[3], box_of(ends[3], nbytes))
+            _issue_store(w, lane, what, effect, cta, at, nbytes, place, op is not None)
         machine.events += 1
 
     return run
 
 
 def _issue_store(
-    w: Warp, lane: int, what: str, effect: Callable[[], Any], cta: Cta, at: int, nbytes: int
-) -> None:
+    w: Warp, lane: int, what: str, effect: Callable[[], Any], cta: Cta, at: int, nbytes: int,
+    to: tuple[int, Callable[[], Any]], reduces: bool,
+) -> None:  # fmt: skip
     machine = w.cta.machine
     engine = machine.race.tma_store(w, cta, at, nbytes) if machine.race is not None else None
     op = AsyncOp(what, w, w.pc, effect)
     clock = engine.clock if engine is not None else 0
+    if engine is not None and machine.globals is not None:
+        op.written = machine.globals.copy_out(w, engine, *to, reduces)
     w.bulk.setdefault(lane, BulkGroups()).open.append((op, engine, clock))
     machine.asyncs.issue(("bulk", w, lane), op)
 
@@ -286,7 +301,7 @@ def wait_group(b: Binding) -> Handler:
     count = b.ins.operands[0]
     if not isinstance(count, Imm):
         raise b.unsupported("the number of groups must be an immediate")
-    allowed = count.value
+    allowed, writes = count.value, b.match[1] is None
 
     def run(w: Warp, mask: int) -> None:
         machine = w.cta.machine
@@ -297,6 +312,8 @@ def wait_group(b: Binding) -> Handler:
                     machine.asyncs.force(op)
                     if machine.race is not None and engine is not None:
                         machine.race.engine_wait(w, engine, clock)
+                    if writes and machine.globals is not None:
+                        machine.globals.written(w, op.written)
 
     return run
 

@@ -21,6 +21,7 @@ _HINTS = (
     r"(?:\.(?:volatile|relaxed\.(?:cta|cluster|gpu|sys)|weak|nc|ca|cg|cs|lu|cv|wb|wt|"
     r"L1::\w+|L2::\w+))*"
 )
+_STRONG = ("acquire", "release", "relaxed", "volatile")
 _ACQUIRE = r"(?:\.(?:acquire|release)\.(?:cta|cluster|gpu|sys))?"
 
 
@@ -149,6 +150,23 @@ def by_cta(
         yield (cta, None, own) if lanes.all() else (cta, lanes, own[lanes])
 
 
+def note_global(b: Binding, write: bool):  # type: ignore[no-untyped-def]
+    """f(warp, addresses, bytes) that tells the race detector of accesses to global memory; None for
+    another state space."""
+    space = b.match["space"] or ""
+    if space not in ("global", ""):
+        return None
+    order = "".join(f".{m}" for m in b.ins.mods if m in _STRONG)
+
+    def note(w: Warp, addrs: NDArray[np.int64], nbytes: int) -> None:
+        if not space:
+            addrs = addrs[addrs < LOCAL_GENERIC_BASE]
+        if (races := w.cta.machine.globals) is not None:
+            races.access(w, addrs, nbytes, write, order)
+
+    return note
+
+
 @machine(_pattern("ld", "|const"))
 def load(b: Binding) -> Handler:
     count, nbytes, kind = _shape(b)
@@ -161,10 +179,14 @@ def load(b: Binding) -> Handler:
     writers = [element_writer(b, item, nbytes, kind) for item in items]
     total = count * nbytes
 
+    note = note_global(b, write=False)
+
     def run(w: Warp, mask: int) -> None:
         addrs = address(w)
         if mask != FULL:
             addrs = addrs[LANES[mask]]
+        if note is not None and w.cta.machine.globals is not None:
+            note(w, addrs, total)
         data = fetch(w, addrs, total)
         for k, write in enumerate(writers):
             write(w, mask, data[:, k * nbytes : (k + 1) * nbytes])
@@ -216,6 +238,8 @@ def store(b: Binding) -> Handler:
     readers = [element_reader(b, item, nbytes) for item in items]
     rows = b.vector_rows(source) if nbytes == 4 and all(isinstance(i, Reg) for i in items) else None
 
+    note = note_global(b, write=True)
+
     def run(w: Warp, mask: int) -> None:
         addrs = address(w)
         lanes = None if mask == FULL else LANES[mask]
@@ -226,6 +250,8 @@ def store(b: Binding) -> Handler:
         if lanes is not None:
             addrs, values = addrs[lanes], values[lanes]
         data = np.ascontiguousarray(values).view(np.uint8)
+        if note is not None and w.cta.machine.globals is not None:
+            note(w, addrs, data.shape[1])
         put(w, addrs, data)
         w.cta.machine.events += 1
 
