@@ -49,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NotImplementedError as error:  # what the emulator does not model
         print(f"fa4: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("fa4: interrupted", file=sys.stderr)
+        return 130  # 128 + SIGINT, as shells have it
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -184,6 +187,7 @@ def _add_run(commands: Any) -> None:
     add("--backend", default="auto", metavar="NAME", help=f"{', '.join(BACKENDS)} (auto)")
     for name, values in _EMULATION.items():
         add(f"--{name}", choices=values, help=f"of the emulator ({values[0]})")
+    add("--processes", type=_positive, metavar="N", help="worker processes of the emulator (1)")
     add("--no-checks", action="store_true", help="emulate without looking for races: faster")
     add("--json", action="store_true", help="print JSON")
     add(
@@ -213,7 +217,8 @@ def _run(args: argparse.Namespace) -> int:
 
 def _emulation(args: argparse.Namespace) -> dict[str, Any]:
     """The emulator's options that were asked for."""
-    asked = {name: getattr(args, name) for name in _EMULATION if getattr(args, name) is not None}
+    names = (*_EMULATION, "processes")
+    asked = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     return asked | ({"checks": False} if args.no_checks else {})
 
 

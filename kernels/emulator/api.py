@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
+from functools import partial
 from typing import Any
 
 from kernels.emulator.findings import Finding
@@ -24,8 +25,8 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "visibility": VISIBILITIES,
     "checks": (True, False),
     "profile": ("silicon", "isa"),
-    "processes": (1,),
 }
+MAX_PROCESSES = 256
 
 
 def emulate(
@@ -51,6 +52,8 @@ def emulate(
         them in place. A `stream` may be None or left out.
     gpu: a name ("b200") or an architecture ("sm_100a"). seed: of the scheduler.
     roles: names of a CTA's warps, by index, for findings; "warp N" where there is none.
+    processes: workers that share out the grid, for CTAs that share no global writes (ValueError
+        where they do; the tensors then stay as they were).
     max_instructions: stop with a finding after this many thread-instructions of all launches.
     progress: called with the fraction done, 0.0 to 1.0, from the calling thread.
     record: keep what a cycle model needs, as `records.Records` on each `LaunchReport`.
@@ -63,8 +66,8 @@ def emulate(
     """
     model = gpu_model(gpu)
     settings = {"schedule": schedule, "visibility": visibility, "profile": profile}
-    choices = {**settings, "checks": checks, "processes": processes}
-    _check_choices(choices, seed, max_instructions)
+    _check_choices({**settings, "checks": checks}, seed, max_instructions)
+    _check_processes(processes, record)
     names = _role_names(roles)
 
     from kernels.emulator.capture import HostArguments
@@ -85,6 +88,7 @@ def emulate(
             record,
             None if ctas is None else frozenset(ctas),
         ),
+        processes=processes,
         roles=names,
         max_instructions=max_instructions,
         progress=progress,
@@ -100,6 +104,20 @@ def emulate(
 
 
 # --- Arguments ----------------------------------------------------------------------------------
+
+
+def launch_ctas(launch: Launch) -> int:
+    """CTAs of a launch's grid."""
+    return launch.grid[0] * launch.grid[1] * launch.grid[2]
+
+
+def _check_processes(processes: Any, record: bool) -> None:
+    if isinstance(processes, bool) or not isinstance(processes, int):
+        raise ValueError(f"processes={processes!r}: must be an integer, 1 or more")
+    if not 1 <= processes <= MAX_PROCESSES:
+        raise ValueError(f"processes={processes}: must be from 1 to {MAX_PROCESSES}")
+    if processes > 1 and record:
+        raise ValueError(f"processes={processes} with record=True: records need processes=1")
 
 
 def _check_choices(choices: dict[str, Any], seed: Any, max_instructions: Any) -> None:
@@ -229,6 +247,7 @@ def _run_launches(
     gpu: GpuModel,
     *,
     options: Options,
+    processes: int,
     roles: dict[int, str],
     max_instructions: int | None,
     progress: Progress | None,
@@ -236,6 +255,7 @@ def _run_launches(
     """Run the launches in order, up to and including the first that has a finding."""
     from kernels.emulator.machine import run_launch
     from kernels.emulator.memory import GlobalMemory
+    from kernels.emulator.parallel import run_parallel
 
     reports: list[LaunchReport] = []
     left = max_instructions
@@ -250,16 +270,23 @@ def _run_launches(
         memory = GlobalMemory()
         for allocation in launch.allocations:
             memory.add(allocation.base, allocation.nbytes, allocation.name)
-        result = run_launch(
-            ptx,
-            launch,
-            gpu,
-            memory,
-            options=options,
-            roles=roles,
-            max_instructions=left,
-            progress=_part(progress, index, len(launches)),
-        )
+        several = min(processes, launch_ctas(launch)) > 1
+        run: Any = partial(run_parallel, processes=processes) if several else run_launch
+        try:
+            result = run(
+                ptx,
+                launch,
+                gpu,
+                memory,
+                options=options,
+                roles=roles,
+                max_instructions=left,
+                progress=_part(progress, index, len(launches)),
+            )
+        except KeyboardInterrupt as interrupt:
+            if not several:
+                interrupt.add_note("the emulation was interrupted; the tensors are partial")
+            raise
         if left is not None:
             left = max(left - result.thread_instructions, 1)
         reports.append(

@@ -106,18 +106,20 @@ def run_launch(
 def run_machine(machine: Machine, progress: Callable[[float], None] | None = None) -> LaunchResult:
     """Runs the machine's launch, cluster after cluster."""
     started = time.perf_counter()
-    launch, result = machine.launch, LaunchResult()
-    total = launch.grid[0] * launch.grid[1] * launch.grid[2]
+    launch, result, left_out = machine.launch, LaunchResult(), 0
+    only = machine.options.ctas
+    total = launch.grid[0] * launch.grid[1] * launch.grid[2] if only is None else len(only)
     while (blocks := machine.next_cluster()) is not None:
         if machine.options.leaves_out(blocks, launch.grid):
+            left_out += len(blocks)
             continue
         finding = machine.run_cluster(blocks)
-        result.ctas = machine.ctas_taken
+        result.ctas = machine.ctas_taken - left_out
         if finding is not None:
             result.findings.append(finding)
             break
         if progress is not None:
-            progress(result.ctas / total)
+            progress(min(result.ctas / total, 1.0))
     result.thread_instructions = machine.executed
     result.seconds = time.perf_counter() - started
     return result
