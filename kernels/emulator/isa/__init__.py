@@ -8,6 +8,7 @@ from . import (  # noqa: F401  (they fill the table)
     collective,
     cp_async,
     launch_control,
+    match,
     matrix,
     memory,
     printf,

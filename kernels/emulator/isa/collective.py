@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..state import Warp
 
 
-def _member_mask(b: Binding, op: Operand):  # type: ignore[no-untyped-def]
+def member_mask(b: Binding, op: Operand):  # type: ignore[no-untyped-def]
     """Reader f(warp, mask) -> member mask; leaving out an executing lane is a fault."""
     read = b.scalar(op)
 
@@ -35,7 +35,7 @@ def _member_mask(b: Binding, op: Operand):  # type: ignore[no-untyped-def]
     return members
 
 
-def _gather(w: Warp, mask: int, members: int, b: Binding) -> Wait | None:
+def gather(w: Warp, mask: int, members: int, b: Binding) -> Wait | None:
     """All live members must arrive before a .sync instruction executes."""
     missing = members & w.alive & ~mask
     if not missing:
@@ -48,10 +48,10 @@ def elect(b: Binding) -> Handler:
     pair = b.ins.operands[0]
     assert isinstance(pair, RegPair)
     put_lane, put_p = b.put32(pair.first), b.put_predicate(pair.second)
-    members = _member_mask(b, b.ins.operands[1])
+    members = member_mask(b, b.ins.operands[1])
 
     def run(w: Warp, mask: int) -> Wait | None:
-        if (wait := _gather(w, mask, members(w, mask), b)) is not None:
+        if (wait := gather(w, mask, members(w, mask), b)) is not None:
             return wait
         leader = first_lane(mask)
         put_lane(w, mask, leader)
@@ -68,11 +68,11 @@ def shfl(b: Binding) -> Handler:
     put = b.put32(d.first if isinstance(d, RegPair) else d)
     put_p = b.put_predicate(d.second) if isinstance(d, RegPair) else None
     values, offsets, clamps = b.lanes32(source), b.lanes32(offset), b.lanes32(clamp)
-    members, mode = _member_mask(b, member), b.match[1]
+    members, mode = member_mask(b, member), b.match[1]
     lane = np.arange(32, dtype=np.int64)
 
     def run(w: Warp, mask: int) -> Wait | None:
-        if (wait := _gather(w, mask, members(w, mask), b)) is not None:
+        if (wait := gather(w, mask, members(w, mask), b)) is not None:
             return wait
         by = offsets(w).astype(np.int64) & 31
         c = clamps(w).astype(np.int64)
@@ -109,12 +109,12 @@ def vote(b: Binding) -> Handler:
     mode = b.match[1]
     if (mode == "ballot") != (b.match[2] == "b32"):
         raise b.unsupported("ballot gives .b32, the other votes .pred")
-    read, members = b.predicate(p), _member_mask(b, member)
+    read, members = b.predicate(p), member_mask(b, member)
     put32 = b.put32(d) if mode == "ballot" else None
     put_p = b.put_predicate(d) if mode != "ballot" else None
 
     def run(w: Warp, mask: int) -> Wait | None:
-        if (wait := _gather(w, mask, members(w, mask), b)) is not None:
+        if (wait := gather(w, mask, members(w, mask), b)) is not None:
             return wait
         votes = read(w) & mask
         if put32 is not None:
@@ -141,12 +141,12 @@ _REDUCE = {
 @machine(r"redux\.sync\.(add|min|max|and|or|xor)\.(u32|s32|b32)")
 def redux(b: Binding) -> Handler:
     d, source, member = b.ins.operands
-    put, values, members = b.put32(d), b.lanes32(source), _member_mask(b, member)
+    put, values, members = b.put32(d), b.lanes32(source), member_mask(b, member)
     reduce = _REDUCE[b.match[1]]
     dtype = np.int32 if b.match[2] == "s32" else np.uint32
 
     def run(w: Warp, mask: int) -> Wait | None:
-        if (wait := _gather(w, mask, members(w, mask), b)) is not None:
+        if (wait := gather(w, mask, members(w, mask), b)) is not None:
             return wait
         out = reduce.reduce(values(w).view(dtype)[LANES[mask]])
         put(w, mask, np.full(32, out, dtype).view(np.uint32))
@@ -164,10 +164,10 @@ def activemask(b: Binding) -> Handler:
 @machine(r"bar\.warp\.sync")
 def bar_warp(b: Binding) -> Handler:
     """Lanes meet, and their earlier memory accesses are ordered before their later ones."""
-    members = _member_mask(b, b.ins.operands[0] if b.ins.operands else Imm(-1))
+    members = member_mask(b, b.ins.operands[0] if b.ins.operands else Imm(-1))
 
     def run(w: Warp, mask: int) -> Wait | None:
-        if (wait := _gather(w, mask, members(w, mask), b)) is not None:
+        if (wait := gather(w, mask, members(w, mask), b)) is not None:
             return wait
         if mask == w.alive and (race := w.cta.machine.race) is not None:
             race.warp_sync(w)
