@@ -8,6 +8,7 @@ memory), element by element.
 from __future__ import annotations
 
 import base64
+import re
 import zlib
 from itertools import product
 
@@ -278,6 +279,57 @@ def test_an_operand_in_registers_must_stay(way: dict) -> None:
     if way == {"schedule": "adversarial", "visibility": "late"}:  # and the numbers show it
         p.run(kernel(*RS, {**parts, "between": "mov.b32 %a1, 0;"}), **way, checks=False)
         assert not np.array_equal(p.d(), expected(p, True))
+
+
+COPIED = re.compile(
+    r"ld\.global\.v4\.b32 \{[^}]*\}, (\[%s\+\d+\]); st\.shared\.v4\.b32 (\[%at\+\d+\]), [^;]*;"
+)
+
+
+@pytest.mark.parametrize("profile", ["silicon", "isa"])
+def test_copies_by_threads_need_a_proxy_fence(profile: str) -> None:
+    """cp.async writes through the generic proxy, wgmma reads through the async proxy."""
+    p = Problem(64, 3)
+
+    def run(fill: str, **options):  # type: ignore[no-untyped-def]
+        body, copies = COPIED.subn(
+            r"cp.async.cg.shared.global \2, \1, 16;", kernel(*SS, {"fill": fill})
+        )
+        assert copies == 8
+        return p.run(body, profile=profile, **options)
+
+    good = "cp.async.wait_all;\nfence.proxy.async.shared::cta;\nbar.sync 0;"
+    for visibility in ("eager", "late"):
+        clean(run(good, visibility=visibility))
+        assert np.array_equal(p.d(), expected(p, False))
+    assert code_of(run("cp.async.wait_all;\nbar.sync 0;")) == "missing_proxy_fence"
+    early = "fence.proxy.async.shared::cta;\nbar.sync 0;"
+    assert code_of(run(early)) == "cp_async_not_waited"
+
+
+OVERWRITE = """
+setp.eq.u32 %p, %t, 0; add.u32 %x0, %base, 12288;
+@%p mbarrier.init.shared::cta.b64 [%x0], 1;
+@%p fence.mbarrier_init.release.cluster;
+<wait>
+bar.sync 0;
+@%p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%x0], 256;
+@%p cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%base], [%s], 256, [%x0];
+SPIN: mbarrier.try_wait.parity.shared::cta.b64 %p, [%x0], 0;
+@!%p bra SPIN;
+"""
+
+
+@pytest.mark.parametrize("profile", ["silicon", "isa"])
+def test_operands_may_be_overwritten_behind_the_wait(profile: str) -> None:
+    """The mbarrier's bytes are 8 of those filled: nothing reads them."""
+    p = Problem(64, 3)
+    wait = "wgmma.wait_group.sync.aligned 0;"
+    good = kernel(*SS, {"between": OVERWRITE.replace("<wait>", wait)})
+    clean(p.run(good, profile=profile))
+    assert np.array_equal(p.d(), expected(p, False))
+    bad = kernel(*SS, {"between": OVERWRITE.replace("<wait>", "")})
+    assert code_of(p.run(bad, profile=profile)) == "mma_operand_overwritten"
 
 
 def test_a_missing_wait_gives_wrong_numbers_when_late() -> None:
