@@ -8,7 +8,6 @@
 #
 # PYTHON  the interpreter .venv is made with
 # JOBS    worker processes of the tests (auto: one a core, 8 at most)
-# JOBS    processes that run tests; a file's tests stay together, since they share what they compile
 # TORCH   what pip installs as torch, before everything else, so that nothing else picks a build.
 #         It is passed to pip as words, so options work too; README shows how to choose a CPU build.
 
@@ -21,7 +20,6 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
-JOBS ?= 2
 PYTEST_ARGS ?=
 # Worker processes; a file's tests stay together, for they share compiled kernels.
 JOBS ?= auto
@@ -29,7 +27,6 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PYTEST := $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=loadfile
 DEMO_INPUT := fa4/demo/smollm2_layer14.safetensors
 
 help:

@@ -67,7 +67,7 @@ def test_demo_installs_torch_first_then_runs(checkout: Checkout) -> None:
 def test_second_make_installs_nothing(checkout: Checkout) -> None:
     checkout.make("install")
     assert checkout.make("install") == []
-    pytest_run = "-m pytest --numprocesses=2 --dist=loadfile"
+    pytest_run = "-m pytest -n auto --maxprocesses 8 --dist loadfile"
     assert checkout.make("test") == [pytest_run]
     assert checkout.make("test-fast", "PYTEST_ARGS=-x") == [f"{pytest_run} -m not slow -x"]
 
