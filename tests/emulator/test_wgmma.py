@@ -307,31 +307,6 @@ def test_copies_by_threads_need_a_proxy_fence(profile: str) -> None:
     assert code_of(run(early)) == "cp_async_not_waited"
 
 
-OVERWRITE = """
-setp.eq.u32 %p, %t, 0; add.u32 %x0, %base, 12288;
-@%p mbarrier.init.shared::cta.b64 [%x0], 1;
-@%p fence.mbarrier_init.release.cluster;
-<wait>
-bar.sync 0;
-@%p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%x0], 256;
-@%p cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%base], [%s], 256, [%x0];
-SPIN: mbarrier.try_wait.parity.shared::cta.b64 %p, [%x0], 0;
-@!%p bra SPIN;
-"""
-
-
-@pytest.mark.parametrize("profile", ["silicon", "isa"])
-def test_operands_may_be_overwritten_behind_the_wait(profile: str) -> None:
-    """The mbarrier's bytes are 8 of those filled: nothing reads them."""
-    p = Problem(64, 3)
-    wait = "wgmma.wait_group.sync.aligned 0;"
-    good = kernel(*SS, {"between": OVERWRITE.replace("<wait>", wait)})
-    clean(p.run(good, profile=profile))
-    assert np.array_equal(p.d(), expected(p, False))
-    bad = kernel(*SS, {"between": OVERWRITE.replace("<wait>", "")})
-    assert code_of(p.run(bad, profile=profile)) == "mma_operand_overwritten"
-
-
 def test_a_missing_wait_gives_wrong_numbers_when_late() -> None:
     p = Problem(64, 3)
     ran = p.run(kernel(*SS, {"wait": ""}), visibility="late", checks=False)
