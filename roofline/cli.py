@@ -195,6 +195,7 @@ def _add_simulate(commands: Any) -> None:
     add("--head-dim", type=int, default=128, metavar="D", help="of Q, K and V (128)")
     add("--dtype", default="bf16", help="bf16 or fp16")
     _add_problem_options(parser)
+    add("--exp2-share", type=float, metavar="F", help="emulated share of exp2 (the plan's own)")
     add("--no-gains", action="store_true", help="skip the replays with faster units")
     add("--timeline", metavar="FILE", help="write a work item's timeline for ui.perfetto.dev")
     add("--save-records", metavar="FILE", help="write the records of the longest probe (.npz)")
@@ -225,6 +226,7 @@ def _run_simulate(args: argparse.Namespace) -> str:
         dtype=args.dtype,
         gains=not args.no_gains,
         timeline=bool(args.timeline),
+        options={} if args.exp2_share is None else {"exp2_emulated_share": args.exp2_share},
     )
     if args.timeline:
         title = f"{found.work.name} on {found.gpu.name}"

@@ -228,14 +228,18 @@ def predict(
     dtype: str = "bf16",
     gains: bool = True,
     timeline: bool = False,
+    options: Mapping[str, Any] | None = None,
 ) -> Prediction:
-    """Emulates, replays and extends; see `Prediction`. RooflineError for what cannot be asked."""
+    """Emulates, replays and extends; see `Prediction`. RooflineError for what cannot be asked.
+
+    options: for the kernel's workload function. gains, timeline: make these too.
+    """
     began = time.perf_counter()
     gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
     if problem.visible is not None:
         raise RooflineError("visible: the kernels know dense and causal masks only")
     hw = hardware(gpu)
-    work = workload(kernel, gpu, dtype, head_dim, problem.causal)
+    work = workload(kernel, gpu, dtype, head_dim, problem.causal, options)
     limits = bounds(problem, budget(gpu, work.tile_rows, work.tile_keys, head_dim, dtype=dtype))
     found = probes(work, problem)
     replayed = replay(found, hw)

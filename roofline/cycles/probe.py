@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernels.emulator.records import MORE, Event, Records, RecordsError, record
@@ -39,6 +39,7 @@ class Workload:
     tile_keys: int
     persistent: bool
     longest_first: bool
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def iterations(self, problem: Problem) -> list[int]:
         """Key blocks of the work items of one head, in the order of their query rows."""
@@ -62,8 +63,18 @@ class Probe:
     items: int
 
 
-def workload(kernel: str, gpu: Gpu, dtype: str, head_dim: int, causal: bool) -> Workload:
-    """The kernel that an import string names. RooflineError if there is none, or it refuses."""
+def workload(
+    kernel: str,
+    gpu: Gpu,
+    dtype: str,
+    head_dim: int,
+    causal: bool,
+    options: Mapping[str, Any] | None = None,
+) -> Workload:
+    """The kernel that an import string names. RooflineError if there is none, or it refuses.
+
+    options: what its workload function takes besides the problem.
+    """
     target = KERNELS.get(kernel, kernel)
     module, colon, attribute = target.partition(":")
     if not colon or not module or not attribute:
@@ -76,7 +87,7 @@ def workload(kernel: str, gpu: Gpu, dtype: str, head_dim: int, causal: bool) -> 
         raise RooflineError(f"kernel {kernel!r}: cannot be imported: {error}") from None
     name = gpu.name if gpu.name in GPU_NAMES else ARCH_DEFAULTS[gpu.arch_number]
     dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(dtype, dtype)
-    first = Workload(kernel, make, name, dtype, head_dim, 1, 1, False, False)
+    first = Workload(kernel, make, name, dtype, head_dim, 1, 1, False, False, dict(options or {}))
     made = _make(first, Problem(1, 1, 1, 1, 1, causal))
     return replace(
         first,
@@ -99,8 +110,9 @@ def _make(work: Workload, problem: Problem) -> dict[str, Any]:
             heads=problem.heads,
             kv_heads=problem.kv_heads,
             causal=problem.causal,
+            **work.options,
         )
-    except ValueError as error:
+    except (ValueError, TypeError, ImportError) as error:
         raise RooflineError(f"kernel {work.name}: {' '.join(str(error).split())}") from None
     return made
 
