@@ -376,21 +376,23 @@ class RaceDetector(ThreadHooks):
     def smem(
         self, warp: Warp, cta: Cta, addrs: NDArray[np.int64], nbytes: int, write: bool
     ) -> None:
-        """An ordinary access by a warp's lanes. Accesses narrower than a cell are not tracked:
-        other warps may own the cell's other bytes."""
-        if nbytes < CELL_BYTES:
-            return
+        """An ordinary access by a warp's lanes; a narrow one makes the CTA's shadow finer."""
         agent = self._warps[warp]
         if self.strict:
             agent = self._lane_agent(warp, agent)
         shadow = self._ctas[id(cta)]
-        cells = (addrs - shadow.base) >> 2
-        words = nbytes // CELL_BYTES
+        fine = nbytes < CELL_BYTES
+        if fine:
+            shadow.smem.refine(CELL_BYTES // nbytes)
+        unit = CELL_BYTES // shadow.smem.split if fine else CELL_BYTES
+        cells = (addrs - shadow.base) // unit
+        words = nbytes // unit
         if words > 1:
             cells = (cells[:, None] + np.arange(words)).reshape(-1)
         if cells.size > 1 and (cells[1:] < cells[:-1]).any():
             cells = np.sort(cells)
-        self._access(shadow.smem, cells, agent, GENERIC, write, warp.pc, "smem", shadow.base)
+        place = (warp.pc, "smem", shadow.base)
+        self._access(shadow.smem, cells, agent, GENERIC, write, *place, fine=fine)
 
     def _lane_agent(self, warp: Warp, agent: Agent) -> Agent:
         """Who is recorded for an access by the lanes that execute: the warp, or a second agent for
@@ -409,9 +411,9 @@ class RaceDetector(ThreadHooks):
 
     def _access(
         self, shadow: Shadow, cells: Cells, agent: Agent, row: int, write: bool, pc: int,
-        space: str, base: int, view: NDArray[np.int32] | None = None,
+        space: str, base: int, view: NDArray[np.int32] | None = None, fine: bool = False,
     ) -> None:  # fmt: skip
-        """``view``: in the place of the agent's row."""
+        """``view``: in the place of the agent's row. ``fine``: see `Shadow.refine`."""
         bundle = self.agents.fit(agent)
         if view is None:
             view = bundle[row]
@@ -419,9 +421,9 @@ class RaceDetector(ThreadHooks):
             # Nobody is known to put a proxy fence between ordinary reads and the copy that
             # overwrites what was read; by the PTX text it belongs there.
             reads = bundle[GENERIC] if row == ASYNC and not self.strict else view
-            conflict = shadow.write(cells, view, agent.index, agent.clock, pc, reads)
+            conflict = shadow.write(cells, view, agent.index, agent.clock, pc, reads, fine)
         else:
-            conflict = shadow.read(cells, view, agent.index, agent.clock, pc)
+            conflict = shadow.read(cells, view, agent.index, agent.clock, pc, fine)
         if conflict is not None:
             raise self._fault(conflict, agent, row, write, space, base)
 
@@ -621,7 +623,7 @@ class RaceDetector(ThreadHooks):
         bundle = self.agents.fit(agent)
         code, why = self._classify(conflict, other, agent, bundle, row, write, space)
         if space == "smem":
-            where = f"shared address {base + conflict.cell * CELL_BYTES:#x}"
+            where = f"shared address {base + conflict.cell * CELL_BYTES // conflict.split:#x}"
         else:
             where = (
                 f"Tensor Memory lanes {conflict.cell // COLUMNS * 32}.."

@@ -19,6 +19,7 @@ class Conflict:
     clock: int
     pc: int
     wrote: bool
+    split: int = 1  # ``cell`` counts such parts of a cell
 
 
 class Shadow:
@@ -26,16 +27,42 @@ class Shadow:
 
     def __init__(self, cells: int) -> None:
         self.cells = cells
+        self.split = 1  # parts of a cell, see `refine`
         self._w_agent = np.zeros(cells, np.int16)
         self._w_clock = np.zeros(cells, np.int32)
         self._w_pc = np.zeros(cells, np.int32)
         self._reads: dict[int, _Reader] = {}
         self._atomic: tuple[NDArray[np.int16], NDArray[np.int32]] | None = None
 
+    def refine(self, split: int) -> None:
+        """From now on each cell is tracked in so many equal parts: an access narrower than a cell
+        has come. What is known of a cell is known of its parts."""
+        times = split // self.split
+        if times <= 1:
+            return
+        self._w_agent, self._w_clock, self._w_pc = (
+            np.repeat(array, times) for array in (self._w_agent, self._w_clock, self._w_pc)
+        )
+        if self._atomic is not None:
+            self._atomic = (np.repeat(self._atomic[0], times), np.repeat(self._atomic[1], times))
+        for reader in self._reads.values():
+            reader.clocks = np.repeat(reader.clocks, times)
+            reader.pcs = np.repeat(reader.pcs, times)
+            reader.low, reader.high = reader.low * times, reader.high * times
+        self.cells, self.split = self.cells * times, split
+
+    def _parts(self, cells: Cells) -> Cells:
+        n = self.split
+        if isinstance(cells, slice):
+            return slice(cells.start * n, cells.stop * n)
+        return (cells.reshape(-1, 1) * n + np.arange(n)).reshape(-1)
+
     def read(
-        self, cells: Cells, view: NDArray[np.int32], agent: int, clock: int, pc: int
-    ) -> Conflict | None:
-        """Checks a read against the last writes, then records it."""
+        self, cells: Cells, view: NDArray[np.int32], agent: int, clock: int, pc: int,
+        fine: bool = False,
+    ) -> Conflict | None:  # fmt: skip
+        """Checks a read against the last writes, then records it. ``fine``: the cells are parts."""
+        cells = cells if fine or self.split == 1 else self._parts(cells)
         conflict = self._against_writes(cells, view)
         reader = self._reads.get(agent)
         if reader is None:
@@ -48,10 +75,11 @@ class Shadow:
 
     def write(
         self, cells: Cells, view: NDArray[np.int32], agent: int, clock: int, pc: int,
-        reads: NDArray[np.int32] | None = None,
+        reads: NDArray[np.int32] | None = None, fine: bool = False,
     ) -> Conflict | None:  # fmt: skip
         """Checks a write against the last writes and reads, then records it. ``reads``: the view
         that governs the reads, where it is another."""
+        cells = cells if fine or self.split == 1 else self._parts(cells)
         conflict = self._against_writes(cells, view)
         conflict = conflict or self._against_reads(cells, view if reads is None else reads)
         self._w_agent[cells] = agent
@@ -70,7 +98,7 @@ class Shadow:
                 k = int((clocks > known).argmax())
                 cell = cells.start + k if isinstance(cells, slice) else int(cells[k])
                 late = int(reader.clocks[cell])
-                return Conflict(cell, index, late, int(reader.pcs[cell]), False)
+                return Conflict(cell, index, late, int(reader.pcs[cell]), False, self.split)
         return None
 
     def atomic(
@@ -78,6 +106,8 @@ class Shadow:
     ) -> Conflict | None:
         """An atomic operation: it must be ordered behind ordinary writes and reads, not behind
         other atomic operations (of which only the last is remembered)."""
+        if self.split > 1:
+            cells = np.asarray(self._parts(cells))
         plain = cells[~self.atomic_cells(cells)]
         conflict = self._against_writes(plain, view) if plain.size else None
         conflict = conflict or self._against_reads(cells, view)
@@ -122,10 +152,11 @@ class Shadow:
             k = int(late.argmax())
         cell = cells.start + k if isinstance(cells, slice) else int(cells.reshape(-1)[k])
         agent, clock = int(self._w_agent[cell]), int(self._w_clock[cell])
-        return Conflict(cell, agent, clock, int(self._w_pc[cell]), True)
+        return Conflict(cell, agent, clock, int(self._w_pc[cell]), True, self.split)
 
     def forget(self, cells: Cells) -> None:
         """The cells start a new life (Tensor Memory allocated anew)."""
+        cells = cells if self.split == 1 else self._parts(cells)
         self._w_agent[cells] = 0
         self._w_clock[cells] = 0
         for reader in self._reads.values():

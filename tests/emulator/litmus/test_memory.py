@@ -98,6 +98,42 @@ SHARED = [
     ),
 ]  # fmt: skip
 
+
+def narrow(bits, write):
+    """`WRITE` or `READ` by elements of 16 or 8 bits."""
+    text = WRITE if write else READ
+    scale = "shl.b32 %r4, %lane, 2;"
+    shift = {16: "shl.b32 %r4, %lane, 1;", 8: "mov.b32 %r4, %lane;"}[bits]
+    text = text.replace(scale, shift).replace("shared.b32", f"shared.u{bits}")
+    return text
+
+
+NARROW = [
+    Litmus(
+        f"elements of {bits} bits, too", "smem_race",
+        {0: f"{narrow(bits, True)}\nbar.sync 1, 64; //right",
+         1: f"bar.sync 1, 64; //right\n{narrow(bits, False)}"},
+        setup=narrow(bits, True).replace("100", "50"), expect={1: lane_plus(100)},
+    )
+    for bits in (16, 8)
+] + [
+    Litmus(
+        "neighbours in one word are no race, the same halfword is", "smem_race",
+        {w: f"mov.u32 %r3, smem;\nmov.b32 %r2, {w + 5};\n@%lead st.shared.u16 [%r3+{at}], %r2; "
+            f"//right\n@%lead st.shared.u16 [%r3+{AT}], %r2; //wrong"
+         for w, at in ((0, AT), (1, AT + 2))},
+        end=f"ld.shared.b32 %r2, [smem+{AT}]; //right\nmov.b32 %r2, 0; //wrong\n{store('%r2')}",
+        expect={0: 6 << 16 | 5},
+    ),
+    Litmus(
+        "a copy over halfwords", ("smem_race", "tma_load_not_waited"),
+        {0: f"{wait(8, 0, '//right')}\n{PROXY}\n{expect(0, 128)}\n{bulk_load(AT, 128, 0)}\n"
+            f"{wait(0, 0)}\n{wait(8, 0)}",
+         1: f"{narrow(16, False)}\n{PROXY}\n{arrive(8)}"},
+        setup=f"{narrow(16, True)}\n{PROXY}\n{init(0, 8)}", expect={1: lane_plus(100)},
+    ),
+]  # fmt: skip
+
 COPIES = [
     Litmus(
         "a copy in must be waited for", "tma_load_not_waited",
@@ -223,7 +259,7 @@ BOUNDS = [
     ),
 ]  # fmt: skip
 
-CASES = SHARED + COPIES + BOUNDS
+CASES = SHARED + NARROW + COPIES + BOUNDS
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
