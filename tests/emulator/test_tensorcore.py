@@ -435,7 +435,7 @@ def test_bad_instruction_descriptors(value: int) -> None:
 
 
 def test_unmodelled_forms_are_refused() -> None:
-    for kwargs in ({"kind": "tf32"}, {"kind": "i8"}):
+    for kwargs in ({"kind": "mxf4"}, {"kind": "i8"}):
         with pytest.raises(UnsupportedPTX):
             InstrDescriptor.decode(instr(128, 64), **kwargs)
     with pytest.raises(UnsupportedPTX):  # A f16, B bf16

@@ -15,6 +15,12 @@ from ..findings import EmulatorFault, UnsupportedPTX
 # Swizzle code (bits 61-63) -> length of the swizzled row in 16-byte chunks; 1 is no swizzle.
 _SWIZZLE_CHUNKS = {0: 1, 6: 2, 4: 4, 2: 8}
 SWIZZLE_128B_BASE_32B = 1
+# Kind -> code of A's and B's type (bits 7-9 and 10-12) -> type.
+_OPERAND_TYPES: dict[str, dict[int, str]] = {
+    "f16": {0: "float16", 1: "bfloat16"},
+    "tf32": {2: "tf32"},
+    "f8f6f4": {0: "e4m3", 1: "e5m2"},
+}
 
 
 def _reject(what: str, value: int, digits: int, rule: str) -> NoReturn:
@@ -27,10 +33,11 @@ def _reject(what: str, value: int, digits: int, rule: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class InstrDescriptor:
-    """Instruction descriptor of .kind::f16: types and shape of D = A @ B + D.
+    """Instruction descriptor: types and shape of D = A @ B + D.
 
-    a_dtype, b_dtype: "float16" or "bfloat16"; d_dtype: "float32" or "float16"; m, n: D's shape;
-    a_mn_major, b_mn_major: the transpose bits (False: K-major); a_negate, b_negate.
+    a_dtype, b_dtype: "float16" or "bfloat16" (.kind::f16), "tf32" (.kind::tf32), "e4m3" or "e5m2"
+    (.kind::f8f6f4); d_dtype: "float32" or "float16"; m, n: D's shape; a_mn_major, b_mn_major: the
+    transpose bits (False: K-major); a_negate, b_negate.
     """
 
     m: int
@@ -43,8 +50,6 @@ class InstrDescriptor:
     a_negate: bool
     b_negate: bool
 
-    k = 16  # of every dense .kind::f16 (PTX ISA 9.1 table 39)
-
     @staticmethod
     @lru_cache(maxsize=256)
     def decode(value: int, kind: str = "f16", cta_group: int = 1) -> InstrDescriptor:
@@ -54,8 +59,10 @@ class InstrDescriptor:
         weight-stationary shifts and other kinds. m and n are those of the whole CTA pair with
         cta_group::2.
         """
-        if kind != "f16":
-            raise UnsupportedPTX(f"tcgen05.mma .kind::{kind}: only .kind::f16 is modelled")
+        if kind not in _OPERAND_TYPES:
+            raise UnsupportedPTX(
+                f"tcgen05.mma .kind::{kind}: {', '.join(_OPERAND_TYPES)} are modelled"
+            )
         if cta_group not in (1, 2):
             raise ValueError(f"cta_group is 1 or 2, not {cta_group}")
 
@@ -70,18 +77,24 @@ class InstrDescriptor:
             raise UnsupportedPTX(f"instruction descriptor {value:#010x}: bits 30-31 are .ws only")
         for bit, name in ((3, "saturate"), (6, "reserved"), (23, "reserved"), (29, "reserved")):
             if value >> bit & 1:
-                bad(f"bit {bit} ({name}) must be 0 for .kind::f16")
+                bad(f"bit {bit} ({name}) must be 0 for .kind::{kind}")
         d_dtype = {0: "float16", 1: "float32"}.get(value >> 4 & 3)
         if d_dtype is None:
             bad(f"D type {value >> 4 & 3} (bits 4-5) is neither 0 (f16) nor 1 (f32)")
-        types = {0: "float16", 1: "bfloat16"}
-        a_dtype, b_dtype = types.get(value >> 7 & 7), types.get(value >> 10 & 7)
+        types = _OPERAND_TYPES[kind]
+        codes = value >> 7 & 7, value >> 10 & 7
+        if kind == "f8f6f4" and any(code in (3, 4, 5) for code in codes):
+            raise UnsupportedPTX(
+                f"instruction descriptor {value:#010x}: operands of 6 or 4 bits are not modelled"
+            )
+        a_dtype, b_dtype = (types.get(code) for code in codes)
         if a_dtype is None or b_dtype is None:
-            bad("A or B type (bits 7-9, 10-12) is neither 0 (f16) nor 1 (bf16)")
-        if a_dtype != b_dtype:
+            known = ", ".join(f"{code} ({name})" for code, name in types.items())
+            bad(f"A or B type (bits 7-9, 10-12) is not one of .kind::{kind}: {known}")
+        if a_dtype != b_dtype and kind == "f16":
             raise UnsupportedPTX(f"instruction descriptor {value:#010x}: A {a_dtype}, B {b_dtype}")
-        if d_dtype == "float16" and a_dtype != "float16":
-            bad(f"D of f16 needs A and B of f16, not {a_dtype}")
+        if d_dtype == "float16" and a_dtype in ("bfloat16", "tf32"):
+            bad(f"D of f16 does not go with A and B of {a_dtype}")
         m, n = (value >> 24 & 31) << 4, (value >> 17 & 63) << 3
         low, step = 64 * cta_group, 8 * cta_group
         if m not in (low, 2 * low):

@@ -1,7 +1,7 @@
 """tcgen05.mma as one array product (PTX ISA 9.1 section 9.7.16.10).
 
-Arithmetic, mode ``exact-f32``: products of 16-bit operands are exact in float64; the 16 products of
-an element and its accumulator are summed in float64 and rounded once to D's type. Hardware instead
+Arithmetic, mode ``exact-f32``: products are exact in float64; those of an element and its
+accumulator are summed in float64 and rounded once to D's type. Hardware instead
 truncates aligned significands (arXiv 2512.07004 models it bit for bit): its last bit can differ.
 NaN and infinity propagate; a NaN's sign and payload are the host's, not hardware's 0x7fffffff.
 """
@@ -24,6 +24,7 @@ from .operands import smem_operand, tmem_operand
 
 _WARPS = 4
 _HALF_LANES = 16
+A_COLUMNS = 8  # of A in Tensor Memory: 32 bytes of K, whatever its type
 _PIECE = 128  # rows of D^T
 # Layout D (M = 128) is the identity; layout F (M = 64) puts 16 rows in each warp's 32 lanes, at
 # lane 0 or 16 of them (PTX ISA 9.1 section 9.7.16.10.5).
@@ -47,7 +48,8 @@ def mma(
     disable_output_lane: Sequence[int] | None = None,
     scale_d: int | None = None,
 ) -> None:
-    """D = A @ B (+ D): A is (M, 16), B is (16, N), D is (M, N) in Tensor Memory at ``d_taddr``.
+    """D = A @ B (+ D): A is (M, K), B is (K, N), D is (M, N) in Tensor Memory at ``d_taddr``. K is
+    32 bytes of operand: 16 of 16-bit types, 8 of tf32, 32 of 8-bit floats.
 
     idesc: the 32-bit instruction descriptor; a: A's shared memory descriptor or, with a_in_tmem,
     its Tensor Memory address; b_desc: B's descriptor; accumulate: ``enable-input-d``;
@@ -222,7 +224,7 @@ def _operand_a(
     in_tmem: bool,
     d_align: int,
 ) -> NDArray[np.float64]:
-    """A as float64[16, M]."""
+    """A as float64[K, M]."""
     if not in_tmem:
         return smem_operand(smem, a, inst.m, inst.a_mn_major, inst.a_dtype, "A")
     if inst.a_mn_major:
@@ -247,8 +249,8 @@ def _tmem_a(
     align: int,
     rows: int,
 ) -> NDArray[np.float64]:
-    """``rows`` rows of A from Tensor Memory: float64[16, rows]."""
-    column, ncols = a & 0xFFFF, inst.k // 2
+    """``rows`` rows of A from Tensor Memory: float64[K, rows]."""
+    column, ncols = a & 0xFFFF, A_COLUMNS
     tmem.check_columns(column, ncols, "tcgen05.mma reading operand A")
     tmem.check_written(column, ncols, lanes, "tcgen05.mma reading operand A")
     words = tmem.data[column : column + ncols]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..engines import tensorcore
 from ..engines.descriptors import InstrDescriptor
-from ..engines.operands import operand_chunks
+from ..engines.operands import ELEMENT_BYTES, operand_chunks
 from ..findings import EmulatorFault
 from ..ptx.ast import Imm, Mem, Operand, Vec
 from ..registers import POISON
@@ -199,7 +199,7 @@ def _split(b: Binding, k: int) -> int | None:
 _COLLECTOR = r"(?:\.collector::a::(?:fill|use|lastuse|discard))?"
 
 
-@machine(rf"tcgen05\.mma\.cta_group::([12])\.kind::(f16|tf32){_COLLECTOR}")
+@machine(rf"tcgen05\.mma\.cta_group::([12])\.kind::(f16|tf32|f8f6f4){_COLLECTOR}")
 def mma(b: Binding) -> Handler:
     """D = A B (+ D): A from shared memory (a descriptor) or Tensor Memory (an address)."""
     d, a, b_desc, idesc, *rest = b.ins.operands
@@ -260,9 +260,10 @@ def _note_mma(
     idesc, a, b_desc, d = operands
     inst = InstrDescriptor.decode(idesc, kind, len(ctas))
     rows_a, rows_b = inst.m // len(ctas), inst.n // len(ctas)
-    cells = [("B", operand_cells(b_desc, rows_b, inst.b_mn_major))]
+    cells = [("B", operand_cells(b_desc, rows_b, inst.b_mn_major, ELEMENT_BYTES[inst.b_dtype]))]
     if not a_in_tmem:
-        cells.append(("A", operand_cells(a, rows_a, inst.a_mn_major)))
+        nbytes = ELEMENT_BYTES[inst.a_dtype]
+        cells.append(("A", operand_cells(a, rows_a, inst.a_mn_major, nbytes)))
     reads = [(a & 0xFFFF, 8)] if a_in_tmem else []
     columns = inst.n // 2 if len(ctas) == 2 and inst.m == 128 else inst.n
     race = w.cta.machine.race
@@ -271,9 +272,11 @@ def _note_mma(
 
 
 @lru_cache(maxsize=4096)
-def operand_cells(descriptor: int, rows: int, mn_major: bool) -> NDArray[np.int64]:
+def operand_cells(
+    descriptor: int, rows: int, mn_major: bool, element_bytes: int
+) -> NDArray[np.int64]:
     """The 4-byte cells (address / 4) of an operand in shared memory."""
-    chunks = operand_chunks(descriptor, rows, mn_major).index.reshape(-1, 1)
+    chunks = operand_chunks(descriptor, rows, mn_major, element_bytes).index.reshape(-1, 1)
     return np.sort((chunks * 4 + np.arange(4)).reshape(-1))
 
 

@@ -16,7 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engines.descriptors import wgmma_descriptor
-from ..engines.operands import OperandChunks, chunk_values, operand_chunks, part_of, widen
+from ..engines.operands import (
+    ELEMENT_BYTES,
+    K_BYTES,
+    OperandChunks,
+    chunk_values,
+    operand_chunks,
+    part_of,
+    widen,
+)
 from ..findings import EmulatorFault
 from ..ptx.ast import Imm, Vec
 from ..registers import POISON
@@ -27,10 +35,10 @@ from .wgmma_fence import unfenced
 if TYPE_CHECKING:
     from ..state import Warp
 
-K = 16
 WARP_ROWS = 16
 WARPS = 4  # of a warpgroup
 Rows = slice | NDArray[np.int64]
+_DTYPES = {"f16": "float16", "bf16": "bfloat16", "tf32": "tf32", "e4m3": "e4m3", "e5m2": "e5m2"}
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +67,8 @@ class Form:
     """An instruction as far as it is known when decoded. ``rows_a``: A's registers, or None."""
 
     n: int
-    dtype: str
+    a_dtype: str
+    b_dtype: str
     d_half: bool
     rows_d: tuple[int, ...]
     rows_a: Rows | None
@@ -69,7 +78,9 @@ class Form:
 
 
 @machine(
-    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.(f32|f16)\.(f16|bf16)\.\3", converged=True
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(8|16|32)\.(f32|f16)"
+    r"\.(f16|bf16|tf32|e4m3|e5m2)\.(f16|bf16|tf32|e4m3|e5m2)",
+    converged=True,
 )
 def mma_async(b: Binding) -> Handler:
     form, in_registers = _form(b)
@@ -101,16 +112,22 @@ def mma_async(b: Binding) -> Handler:
 
 
 def _form(b: Binding) -> tuple[Form, bool]:
-    n, d_type, ab_type = int(b.match[1]), b.match[2], b.match[3]
+    n, d_type, types = int(b.match[1]), b.match[3], (b.match[4], b.match[5])
+    a_dtype, b_dtype = (_DTYPES[t] for t in types)
+    narrow = ELEMENT_BYTES[a_dtype] == 2
     d, a, _, _, *rest = b.ins.operands
     in_registers = isinstance(a, Vec)
     if n % 8 or not 8 <= n <= 256:
         raise b.unsupported("N is a multiple of 8 from 8 to 256")
-    if d_type == "f16" and ab_type != "f16":
-        raise b.unsupported("an f16 accumulator takes f16 operands")
+    if int(b.match[2]) * ELEMENT_BYTES[a_dtype] != K_BYTES:
+        raise b.unsupported(f"K of .{types[0]} operands is {K_BYTES // ELEMENT_BYTES[a_dtype]}")
+    if types[0] != types[1] and ELEMENT_BYTES[a_dtype] + ELEMENT_BYTES[b_dtype] != 2:
+        raise b.unsupported("only 8-bit operands may be of two types")
+    if d_type == "f16" and types[0] in ("bf16", "tf32"):
+        raise b.unsupported(f"an f16 accumulator does not take {types[0]} operands")
     if not b.program.module.target.startswith("sm_90"):
         raise b.unsupported(f"wgmma needs sm_90a, the module is for {b.program.module.target}")
-    if len(rest) != (3 if in_registers else 4) or not all(isinstance(x, Imm) for x in rest):
+    if len(rest) != 2 + narrow * (2 - in_registers) or not all(isinstance(x, Imm) for x in rest):
         raise b.unsupported("operands after scale-d: scale-a, scale-b, (trans-a,) trans-b")
     scale_a, scale_b, *trans = [_signed(x) for x in rest]
     if abs(scale_a) != 1 or abs(scale_b) != 1 or any(t not in (0, 1) for t in trans):
@@ -122,13 +139,14 @@ def _form(b: Binding) -> tuple[Form, bool]:
         raise b.unsupported("A takes 4 registers")
     form = Form(
         n=n,
-        dtype="bfloat16" if ab_type == "bf16" else "float16",
+        a_dtype=a_dtype,
+        b_dtype=b_dtype,
         d_half=d_type == "f16",
         rows_d=tuple(b.row(x, "b32") for x in d.items),
         rows_a=b.vector_rows(a) if in_registers else None,
         negate=scale_a != scale_b,
-        a_mn_major=not in_registers and bool(trans[0]),
-        b_mn_major=bool(trans[-1]),
+        a_mn_major=narrow and not in_registers and bool(trans[0]),
+        b_mn_major=narrow and bool(trans[-1]),
     )
     return form, in_registers
 
@@ -147,9 +165,11 @@ def _issue(w: Warp, form: Form, operands: Operands, accumulate: bool) -> None:
     groups.issued += 1
     if machine.race is not None:
         a_desc, b_desc = operands
-        cells = [cells_of(b_desc, form.n, form.b_mn_major, None)]
+        b_bytes, part = ELEMENT_BYTES[form.b_dtype], w.index % WARPS
+        cells = [cells_of(b_desc, form.n, form.b_mn_major, b_bytes, None)]
         if a_desc is not None:
-            cells.append(cells_of(a_desc, 64, form.a_mn_major, w.index % WARPS))
+            a_bytes = ELEMENT_BYTES[form.a_dtype]
+            cells.append(cells_of(a_desc, 64, form.a_mn_major, a_bytes, part))
         clock = machine.race.wgmma(w, cells, groups.issued)
     late = machine.asyncs.late
     if late:
@@ -179,12 +199,14 @@ def _multiply(w: Warp, form: Form, operands: Operands, accumulate: bool, late: b
         registers = w.r32[list(form.rows_d)]
     with np.errstate(all="ignore"):
         if a_desc is None:
-            a = _a_matrix(w.r32[form.rows_a], form.dtype)
+            a = _a_matrix(w.r32[form.rows_a], form.a_dtype)
         else:
-            chunks = part_chunks(a_desc, form.a_mn_major, w.index % WARPS)
-            a = chunk_values(smem, chunks, form.a_mn_major, form.dtype, "wgmma reading A").T
-        b_chunks = operand_chunks(operands[1], form.n, form.b_mn_major)
-        b = chunk_values(smem, b_chunks, form.b_mn_major, form.dtype, "wgmma reading B")
+            a_bytes = ELEMENT_BYTES[form.a_dtype]
+            chunks = part_chunks(a_desc, form.a_mn_major, a_bytes, w.index % WARPS)
+            a = chunk_values(smem, chunks, form.a_mn_major, form.a_dtype, "wgmma reading A").T
+        b_bytes = ELEMENT_BYTES[form.b_dtype]
+        b_chunks = operand_chunks(operands[1], form.n, form.b_mn_major, b_bytes)
+        b = chunk_values(smem, b_chunks, form.b_mn_major, form.b_dtype, "wgmma reading B")
         product = a @ b
         if form.negate:
             np.negative(product, out=product)
@@ -255,26 +277,31 @@ def wait_group(b: Binding) -> Handler:
 
 
 @lru_cache(maxsize=4096)
-def part_chunks(descriptor: int, mn_major: bool, part: int) -> OperandChunks:
+def part_chunks(descriptor: int, mn_major: bool, element_bytes: int, part: int) -> OperandChunks:
     """A's chunks for one warp: rows 16 part .. 16 part + 15 of 64."""
-    return part_of(operand_chunks(descriptor, 64, mn_major), mn_major, part * WARP_ROWS, WARP_ROWS)
+    chunks = operand_chunks(descriptor, 64, mn_major, element_bytes)
+    return part_of(chunks, mn_major, part * WARP_ROWS, WARP_ROWS)
 
 
 @lru_cache(maxsize=4096)
-def cells_of(descriptor: int, rows: int, mn_major: bool, part: int | None) -> NDArray[np.int64]:
+def cells_of(
+    descriptor: int, rows: int, mn_major: bool, element_bytes: int, part: int | None
+) -> NDArray[np.int64]:
     """The 4-byte cells (address / 4) of an operand, or of one warp's part of it."""
     if part is None:
-        chunks = operand_chunks(descriptor, rows, mn_major)
+        chunks = operand_chunks(descriptor, rows, mn_major, element_bytes)
     else:
-        chunks = part_chunks(descriptor, mn_major, part)
+        chunks = part_chunks(descriptor, mn_major, element_bytes, part)
     return np.sort((chunks.index.reshape(-1, 1) * 4 + np.arange(4)).reshape(-1))
 
 
 def _a_matrix(registers: NDArray[np.uint32], dtype: str) -> NDArray[np.float64]:
-    """A warp's 16 rows of A from its 4 registers, uint32[4, 32] (figure 148): lane 4 g + t holds
-    rows g and g + 8 (registers 0, 2 and 1, 3), two elements from K = 2 t, and from 8 + 2 t."""
-    halves = np.ascontiguousarray(registers).view(np.uint16).reshape(2, 2, 8, 4, 2)
-    return widen(halves.transpose(1, 2, 0, 3, 4).reshape(WARP_ROWS, K), dtype)
+    """A warp's 16 rows of A from its 4 registers, uint32[4, 32] (figures 148, 150, 152): lane
+    4 g + t holds rows g and g + 8 (registers 0, 2 and 1, 3): of K's 32 bytes the t-th word of the
+    first 16, and of the last 16."""
+    words = registers.reshape(2, 2, 8, 4).transpose(1, 2, 0, 3).reshape(WARP_ROWS, 8)
+    bits = np.ascontiguousarray(words).view(f"u{ELEMENT_BYTES[dtype]}")
+    return widen(bits, dtype)
 
 
 def _d_matrix(registers: NDArray[np.uint32], form: Form) -> NDArray[np.float64]:
