@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from roofline.budgets import budget
@@ -42,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_gpus(commands)
     _add_intervals(commands)
     _add_simulate(commands)
+    _add_report(commands)
     return parser
 
 
@@ -237,6 +239,51 @@ def _run_simulate(args: argparse.Namespace) -> str:
         except OSError as error:
             raise RooflineError(f"{args.save_records}: {error.strerror}") from None
     return _json(found.to_dict()) if args.json else pages.simulate_text(found)
+
+
+def _add_report(commands: Any) -> None:
+    parser = commands.add_parser(
+        "report",
+        help="a page on a kernel and a GPU: speeds, units, waits, tiles, plots",
+        description="A page in Markdown on what limits a kernel on a GPU. Without --seqlen, "
+        "--batch and --heads: 32k tokens, a hidden size of 2048, details at 8192.",
+    )
+    _add_gpu_option(parser, "b200")
+    add = parser.add_argument
+    add("--kernel", default="fa4", metavar="NAME", help="fa4, or MODULE:FUNCTION of a workload")
+    add("--head-dim", type=int, default=128, metavar="D", help="of Q, K and V (128)")
+    _add_problem_options(parser)
+    add("--measured-ms", type=float, metavar="MS", help="your own timing of the problem")
+    add("--no-shares", action="store_true", help="skip the sweep over emulated shares of exp2")
+    add("--out", metavar="FOLDER", help="write report.md and the plots (PNG, SVG) there")
+    add("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_run_report)
+
+
+def _run_report(args: argparse.Namespace) -> str:
+    from roofline import report
+
+    head_dim = check_size("head_dim", args.head_dim)
+    _published_problem(args, head_dim)
+    made = report.make(
+        args.gpu,
+        head_dim,
+        args.causal,
+        problem=_problem(args),
+        kernel=args.kernel,
+        measured_ms=args.measured_ms,
+        shares=not args.no_shares,
+    )
+    if not args.out:
+        return _json(made.to_dict()) if args.json else report.markdown(made).rstrip()
+    from roofline.plots import save
+
+    folder = Path(args.out)
+    files = save(made, folder)
+    _write(str(folder / "report.md"), report.markdown(made, files))
+    if args.json:
+        return _json(made.to_dict())
+    return "\n".join(str(path) for path in (folder / "report.md", *files))
 
 
 def _write(path: str, text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from kernels.emulator.records import Records, RecordsError, WarpRecord
@@ -13,7 +13,7 @@ from roofline.budgets import budget
 from roofline.cycles.blocks import Blocks
 from roofline.cycles.grid import Filled, ItemCost, fill, in_grid_order, item_cycles
 from roofline.cycles.hardware import UNITS, Hardware, hardware
-from roofline.cycles.probe import Probe, Workload, probes, workload
+from roofline.cycles.probe import Probe, Workload, probes, stand_ins, workload
 from roofline.cycles.sm import Run, Span, simulate
 from roofline.errors import RooflineError
 from roofline.gpus import Gpu, find_gpu
@@ -241,8 +241,7 @@ def predict(
     hw = hardware(gpu)
     work = workload(kernel, gpu, dtype, head_dim, problem.causal, options)
     limits = bounds(problem, budget(gpu, work.tile_rows, work.tile_keys, head_dim, dtype=dtype))
-    found = probes(work, problem)
-    replayed = replay(found, hw)
+    found, replayed = _evidence(gpu, work, stand_ins(work, problem))
     cost = item_cost(work, replayed)
     filled = _fill(gpu, work, problem, cost, found)
     spans: Sequence[Span] = ()
@@ -304,6 +303,15 @@ def replay_file(path: str, gpu: Gpu) -> RecordsReplay:
     return RecordsReplay(
         gpu, records, tuple(simulate(warps, blocks, hw) for warps in records.clusters())
     )
+
+
+@lru_cache(maxsize=8)
+def _evidence(
+    gpu: Gpu, work: Workload, small: tuple[Problem, ...]
+) -> tuple[list[Probe], list[Replayed]]:
+    """Probes and their replays; problems that differ in length only have the same."""
+    found = probes(work, small)
+    return found, replay(found, hardware(gpu))
 
 
 def _thread_instructions(probe: Probe) -> int:

@@ -117,11 +117,15 @@ def _make(work: Workload, problem: Problem) -> dict[str, Any]:
     return made
 
 
-def probes(work: Workload, problem: Problem) -> list[Probe]:
-    """The emulated stand-ins of a problem."""
-    if work.persistent:
-        return [_run(work, small) for small in _persistent_problems(work, problem)]
-    return [_run(work, small) for small in _problems(work, problem)]
+def stand_ins(work: Workload, problem: Problem) -> tuple[Problem, ...]:
+    """The small problems to emulate for a problem."""
+    found = _persistent_problems if work.persistent else _problems
+    return tuple(found(work, problem))
+
+
+def probes(work: Workload, small: Sequence[Problem]) -> list[Probe]:
+    """The problems of `stand_ins`, emulated."""
+    return [_run(work, problem) for problem in small]
 
 
 def _problems(work: Workload, problem: Problem) -> list[Problem]:
