@@ -158,15 +158,17 @@ def _timeline(axes: Any, report: Report) -> None:
         if role not in {t.partition(" (warp")[0] for t in tracks}:
             tracks.append(span.track)
     tracks.sort(reverse=True)
-    for row, track in enumerate(tracks):
-        bars = [
-            (max(s.start, first) - first, min(s.end, last) - max(s.start, first))
-            for s in wanted
-            if s.track == track
-        ]
-        axes.broken_barh(bars, (row - 0.35, 0.7), facecolor="0.7", edgecolor=_INK, linewidth=0.4)
+    for waits, style in ((True, {"facecolor": "white"}), (False, {"facecolor": "0.65"})):
+        for row, track in enumerate(tracks):
+            bars = [
+                (max(s.start, first) - first, min(s.end, last) - max(s.start, first))
+                for s in wanted
+                if s.track == track and s.name.startswith("wait") == waits
+            ]
+            height = (row - 0.15, 0.3) if waits else (row - 0.35, 0.7)
+            axes.broken_barh(bars, height, edgecolor=_INK, linewidth=0.4, **style)
     axes.set_yticks(range(len(tracks)), tracks)
     axes.set_xlim(0, last - first)
-    axes.set_xlabel("cycles (two key blocks in steady state)")
+    axes.set_xlabel("cycles (two key blocks in steady state); thin white: waits at a barrier")
     axes.set_ylabel("one warp of each role, and the engines")
     axes.set_title(_title(report))

@@ -24,6 +24,7 @@ from roofline.cycles.hardware import NO_PIPE, PIPES, SUB_PARTITIONS, Hardware
 from roofline.errors import RooflineError
 
 RANK_SHIFT = 24
+_SHORTEST_SPAN = 16.0  # cycles
 _COPY_CHUNK = 4096  # bytes that a copy writes to SMEM at a time
 
 
@@ -70,7 +71,7 @@ class _Warp:
 
     __slots__ = (
         "after", "block", "cause", "copy_groups", "copy_open", "entered", "events", "next_event",
-        "next_visit", "op", "parked_at", "rank", "ready", "record", "role", "slot", "stores",
+        "next_visit", "op", "rank", "ready", "record", "role", "slot", "stores",
         "tmem_loads", "visits", "wanted", "who",
     )  # fmt: skip
 
@@ -89,7 +90,6 @@ class _Warp:
         self.wanted = -1.0  # when operands of the next instruction are there; -1: not looked at
         self.cause = ""
         self.entered = 0.0
-        self.parked_at = 0.0
         self.tmem_loads = 0.0
         self.stores = 0.0
         self.copy_open: list[float] = []
@@ -288,11 +288,8 @@ class Simulation:
                     if w.ready[source] > at:
                         at, klass = w.ready[source], w.who[source]
                 w.ready[register], w.who[register] = at, klass
-            if self.timeline and block.ops and w.after - w.entered > 16:
-                index = block.ops[0].index
-                source = self.code.sources[self.code.source[index]].rpartition("/")[2]
-                track = f"{w.role} (warp {w.record.warp})"
-                self.run.spans.append(Span(track, source or "code", w.entered, w.after))
+            if self.timeline:
+                self._span(w, block, w.after)
         w.op = 0
         if w.next_visit == len(w.visits):
             w.block = None
@@ -302,6 +299,13 @@ class Simulation:
         w.next_visit += 1
         w.entered = w.after
         return w.block
+
+    def _span(self, w: _Warp, block: Block, until: float) -> None:
+        """Puts what a warp has done of a block on the timeline, unless it is too short to see."""
+        if block.ops and until - w.entered > _SHORTEST_SPAN:
+            source = self.code.sources[self.code.source[block.ops[0].index]].rpartition("/")[2]
+            track = f"{w.role} (warp {w.record.warp})"
+            self.run.spans.append(Span(track, source or "code", w.entered, until))
 
     def _machine(self, w: _Warp, op: Op, start: float) -> bool:
         """The events of an instruction; False if the warp now waits for somebody."""
@@ -424,13 +428,19 @@ class Simulation:
     def _park(self, w: _Warp, op: Op, start: float) -> None:
         source = self.code.sources[self.code.source[op.index]].rpartition("/")[2]
         w.cause = f"wait at {source}" if source else "wait"
-        w.parked_at = start
+        if self.timeline and w.block is not None:
+            self._span(w, w.block, start)
+            w.entered = start
 
     def _resume(self, w: _Warp, at: float) -> None:
         """A parked warp goes on. Its registers are older than the wait."""
         if at > w.after:
             self.stalls[w.role][w.cause] += at - w.after
             w.after = at
+        if self.timeline:
+            track = f"{w.role} (warp {w.record.warp})"
+            self.run.spans.append(Span(track, w.cause, w.entered, w.after))
+            w.entered = w.after
         self._push(w.after, w)
 
     def _named(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
