@@ -347,3 +347,35 @@ ld.shared.v2.b32 {{%x0, %x1}}, [%at]; st.global.v2.b32 [%o], {{%x0, %x1}};
         "mbarrier_overflow",
         "mbarrier_tx_overflow",
     )
+
+
+# float32 bits and what an H200's TMA makes of them through a map of tf32.
+TF32 = np.array(
+    [
+        (0x3F801000, 0x3F800000), (0x3F803000, 0x3F804000), (0x3F800FFF, 0x3F800000),
+        (0x3F801001, 0x3F802000), (0xBF801000, 0xBF800000), (0xBF803000, 0xBF804000),
+        (0x3FFFFFFF, 0x40000000), (0x7F7FFFFF, 0x7F800000), (0xFF7FFFFF, 0xFF800000),
+        (0x7F800000, 0x7F800000), (0x7F800001, 0x7FFFE000), (0x7FC00000, 0x7FFFE000),
+        (0x7FFFFFFF, 0x7FFFE000), (0xFFC01234, 0x7FFFE000), (0x00000001, 0x00000000),
+        (0x00001000, 0x00000000), (0x00003000, 0x00004000), (0x007FFFFF, 0x00800000),
+        (0x80001000, 0x80000000), (0x7F801000, 0x7FFFE000), (0xFF800001, 0x7FFFE000),
+        (0x7F7FF000, 0x7F800000), (0x7F7FEFFF, 0x7F7FE000), (0x64E6F5F0, 0x64E70000),
+    ],
+    np.uint32,
+)  # fmt: skip
+
+
+def test_a_map_of_tf32_rounds() -> None:
+    from kernels.emulator.engines import load_tile
+    from kernels.emulator.memory import GlobalMemory, SharedMemory
+
+    source = np.ascontiguousarray(TF32[:, 0]).reshape(3, 8)
+    gmem, smem = GlobalMemory(), SharedMemory(1024)
+    gmem.add_array(source)
+    tmap = TensorMap(
+        source.ctypes.data, "float32", (8, 3), (32,), (8, 4), (1, 1), tf32_rounding=True
+    )
+    load_tile(tmap, (0, 0), gmem, smem, 1024)
+    got = smem.read_bytes(1024, 128).view(np.uint32)
+    assert np.array_equal(got[:24], TF32[:, 1])
+    assert (got[24:] == 0).all()

@@ -249,9 +249,9 @@ def test_faults_of_a_store() -> None:
     load_tile(tmap, (0, 60), frozen, world.smem, BASE)
 
 
-def test_rounding_loads_are_refused() -> None:
+def test_rounding_loads_with_nan_fill_are_refused() -> None:
     world = World()
-    tmap = world.map((64, 16), (32, 8), dtype="float32", tf32_rounding=True)
+    tmap = world.map((64, 16), (32, 8), dtype="float32", tf32_rounding=True, nan_fill=True)
     with pytest.raises(UnsupportedPTX):
         load_tile(tmap, (0, 0), world.gmem, world.smem, BASE)
 

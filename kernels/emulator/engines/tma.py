@@ -6,6 +6,7 @@ leaves open follows an NVIDIA H200 (tests/emulator/hardware/record_tma.py):
 
 - with a swizzle a tile's rows lie the swizzle's span apart in shared memory, also where they are
   shorter, and the gaps keep what they held; without one they are packed;
+- a map of tf32 rounds float32 to nearest, ties to even, on load, and its NaNs are 0x7fffe000;
 - the swizzle XORs bits of the absolute shared address, whatever the tile's own start;
 - a tile whose innermost coordinate is not a multiple of 16 bytes is an illegal instruction, and so
   is a store with a negative coordinate.
@@ -91,14 +92,24 @@ def load_tile(
     tma_bad_coordinates, global_out_of_bounds, smem_out_of_bounds, mbarrier_ordinary_access.
     """
     place = _place(tmap, coords, smem, smem_addr, "TMA load")
-    if tmap.tf32_rounding:
-        raise UnsupportedPTX("TMA load that rounds float32 to tf32")
+    if tmap.tf32_rounding and (tmap.nan_fill or tmap.dtype != "float32"):
+        raise UnsupportedPTX("TMA load that rounds to tf32, with NaN fill or flushed subnormals")
     staging = place.staging(_fill_bytes(tmap))
     if place.count:
         source = _global_view(tmap, place, gmem, "TMA load", write=False)
-        staging[place.inside] = source
+        staging[place.inside] = _as_tf32(source) if tmap.tf32_rounding else source
     _write_swizzled(tmap, staging.reshape(-1), smem, smem_addr)
     return tmap.tile_bytes
+
+
+def _as_tf32(source: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """float32 bytes rounded to tf32 as an H200 does: to nearest, ties to even, every NaN the same,
+    13 low bits zero."""
+    bits = np.ascontiguousarray(source).view(np.uint32)
+    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    odd = bits >> np.uint32(13) & np.uint32(1)
+    rounded = (bits + np.uint32(0xFFF) + odd) & np.uint32(0xFFFFE000)
+    return np.where(is_nan, np.uint32(0x7FFFE000), rounded).view(np.uint8).reshape(source.shape)
 
 
 def store_tile(

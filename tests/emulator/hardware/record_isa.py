@@ -24,7 +24,7 @@ from typing import Any
 
 TESTS = (
     "test_isa_matrix.py", "test_isa_atomics.py", "test_isa_cp_async.py", "test_isa_cluster.py",
-    "test_isa_bulk.py", "test_wgmma.py",
+    "test_isa_bulk.py", "test_wgmma.py", "test_mma_kinds.py",
 )  # fmt: skip
 MEASURED = "// measured"  # in the text of launches whose results are kept, not compared
 NOT_SM90 = ("tcgen05", "clusterlaunchcontrol", "cta_group")
