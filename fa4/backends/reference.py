@@ -19,7 +19,8 @@ def forward(problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torc
     """Attention, differentiable in q, k and v, through out and through lse.
 
     lse is float32, and float64 for float64 inputs. A row that sees no key gives out 0, lse -inf and
-    no gradient. In the forward, a score of -inf (of an infinite input) counts as an unseen key.
+    no gradient; one whose visible keys all score -inf (infinite inputs) is NaN with lse -inf, as
+    softmax has it.
     """
     scale = problem.softmax_scale
     if scale < 0:  # the flash kernel masks before it scales, and -inf must stay -inf
@@ -53,6 +54,9 @@ class _Attention(torch.autograd.Function):
         q_, k_, v_ = (_heads_first(t) for t in (q, k, v))
         kernel = flash_cpu if flash_cpu.applies(q_, k_, v_) else blockwise
         out, lse = kernel.forward(q_, k_, v_, causal=causal, scale=scale)
+        queries, keys = q_.shape[2], k_.shape[2]
+        blind = max(queries - keys, 0) if causal or not keys else 0
+        out = _nan_where_weightless(out, lse, blind)
         return _owned(out.transpose(1, 2)), _owned(lse)
 
     @staticmethod
@@ -117,6 +121,14 @@ class _Gradients(torch.autograd.Function):
             "a second derivative of fa4.attention: the reference has first derivatives only; use"
             " torch.nn.functional.scaled_dot_product_attention with its MATH backend"
         )
+
+
+def _nan_where_weightless(out: torch.Tensor, lse: torch.Tensor, blind: int) -> torch.Tensor:
+    """out (B, H, Sq, D) with NaN in the rows, from ``blind`` on, whose lse is -inf: they see keys,
+    but none has weight. The first ``blind`` rows see none, and stay 0."""
+    weightless = lse.isneginf()
+    weightless[:, :, :blind] = False
+    return out.masked_fill(weightless.unsqueeze(-1), torch.nan) if weightless.any() else out
 
 
 def _owned(t: torch.Tensor) -> torch.Tensor:

@@ -241,3 +241,27 @@ def test_the_result_can_be_changed_in_place(dtype: torch.dtype) -> None:
     out += 1
     lse += 1
     assert torch.equal(out.detach(), expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_without_weight_are_nan_and_rows_without_keys_zero(causal: bool) -> None:
+    """Every visible score of head 0 is -inf: 0 / 0 in PyTorch. More queries than keys, so that a
+    causal mask also leaves rows that see nothing."""
+    q, k, v = random_qkv(seqlen_q=50, seqlen_k=20, heads=2, dtype=torch.float32)
+    q[..., 0], k[:, :, 0, 0] = 1.0, -torch.inf
+    out, lse = fa4.attention(q, k, v, causal=causal, return_lse=True)
+    blind = 30 if causal else 0
+    assert (out[:, :blind] == 0).all() and out[:, blind:, 0].isnan().all()
+    assert out[:, :, 1].isfinite().all() and (lse[:, 0] == -torch.inf).all()
+    scores = (q.transpose(1, 2) @ k.transpose(1, 2).mT) * 0.125
+    if causal:
+        seen = torch.ones(50, 20, dtype=torch.bool).tril(-30)
+        scores = scores.masked_fill(~seen, -torch.inf)
+    plain = (scores.softmax(-1) @ v.transpose(1, 2)).transpose(1, 2)
+    torch.testing.assert_close(out[:, blind:], plain[:, blind:], equal_nan=True)
+
+
+def test_empty_keys_stay_zero() -> None:
+    q, k = torch.randn(1, 3, 2, 8), torch.randn(1, 0, 2, 8)
+    out, lse = fa4.attention(q, k, k, return_lse=True)
+    assert (out == 0).all() and (lse == -torch.inf).all()
