@@ -43,6 +43,7 @@ def emulate(
     max_instructions: int | None = None,
     progress: Progress | None = None,
     record: bool = False,
+    trace: bool = False,
     ctas: Sequence[int] | None = None,
 ) -> Report:
     """Run a `@cute.jit` function's kernels on a modelled SM, instruction by instruction.
@@ -57,6 +58,7 @@ def emulate(
     max_instructions: stop with a finding after this many thread-instructions of all launches.
     progress: called with the fraction done, 0.0 to 1.0, from the calling thread.
     record: keep what a cycle model needs, as `records.Records` on each `LaunchReport`.
+    trace: keep a timeline of warps and engines, for `Report.write_trace`.
     ctas: run only these CTAs of each launch, by linear index (and those of their clusters); what
         the others would write stays as it was.
 
@@ -67,7 +69,7 @@ def emulate(
     model = gpu_model(gpu)
     settings = {"schedule": schedule, "visibility": visibility, "profile": profile}
     _check_choices({**settings, "checks": checks}, seed, max_instructions)
-    _check_processes(processes, record)
+    _check_processes(processes, record, trace)
     names = _role_names(roles)
 
     from kernels.emulator.capture import HostArguments
@@ -87,6 +89,7 @@ def emulate(
             profile,
             record,
             None if ctas is None else frozenset(ctas),
+            trace,
         ),
         processes=processes,
         roles=names,
@@ -111,13 +114,15 @@ def launch_ctas(launch: Launch) -> int:
     return launch.grid[0] * launch.grid[1] * launch.grid[2]
 
 
-def _check_processes(processes: Any, record: bool) -> None:
+def _check_processes(processes: Any, record: bool, trace: bool) -> None:
     if isinstance(processes, bool) or not isinstance(processes, int):
         raise ValueError(f"processes={processes!r}: must be an integer, 1 or more")
     if not 1 <= processes <= MAX_PROCESSES:
         raise ValueError(f"processes={processes}: must be from 1 to {MAX_PROCESSES}")
     if processes > 1 and record:
         raise ValueError(f"processes={processes} with record=True: records need processes=1")
+    if trace and (record or processes > 1):
+        raise ValueError("trace=True: a run that is traced has processes=1 and is not recorded")
 
 
 def _check_choices(choices: dict[str, Any], seed: Any, max_instructions: Any) -> None:
@@ -297,6 +302,7 @@ def _run_launches(
                 result.ctas,
                 result.seconds,
                 records=result.records,
+                trace=result.trace,
             )
         )
     if progress is not None:

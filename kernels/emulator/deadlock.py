@@ -11,14 +11,19 @@ if TYPE_CHECKING:
     from .state import Cta, Fragment, Warp
 
 
-def report(ctas: list[Cta], program: Program) -> Finding:
-    """A finding ``deadlock`` whose details["blocked"] is the blocked frontier."""
-    blocked = [
+def frontier(ctas: list[Cta], program: Program) -> list[dict[str, Any]]:
+    """Where every warp stands, and what it waits for."""
+    return [
         _row(cta, program, warp, fragment)
         for cta in ctas
         for warp in cta.warps
         for fragment in warp.fragments
     ]
+
+
+def report(ctas: list[Cta], program: Program) -> Finding:
+    """A finding ``deadlock`` whose details["blocked"] is the blocked frontier."""
+    blocked = frontier(ctas, program)
     waits = sorted({str(row["waits_on"]) for row in blocked})
     return Finding(
         code="deadlock",

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from .schedule import AsyncQueues, Options, PendingLoad, ReadyQueue
 from .state import Cta, Fragment, Warp
 from .tensormap import TensorMap
 
+if TYPE_CHECKING:
+    from .trace import Trace
+
 _TENSOR_MAP_BYTES = 128
 
 
@@ -46,6 +49,7 @@ class LaunchResult:
     decode_seconds: float = 0.0
     findings: list[Finding] = field(default_factory=list)
     records: Records | None = None
+    trace: Trace | None = None
 
 
 @lru_cache(maxsize=8)
@@ -96,10 +100,15 @@ def run_launch(
         from .recorder import RecordingMachine  # which stands on this module
 
         kind = RecordingMachine
+    elif options.trace:
+        from .trace import TracingMachine
+
+        kind = TracingMachine
     machine = kind(program, launch, gpu, memory, roles or {}, max_instructions, options)
     result = run_machine(machine, progress)
     result.decode_seconds = decode_seconds
     result.records = machine.records()
+    result.trace = getattr(machine, "trace", None)
     return result
 
 
@@ -526,6 +535,8 @@ class Machine:
         assert warp is not None
         ins = self.program.segments[op.pc if op is not None else warp.pc].first
         details: dict[str, Any] = {**fault.details, "instruction": ins.text}
+        if fault.code == "instruction_limit":  # a livelock, perhaps: where does everybody stand?
+            details["blocked"] = deadlock.frontier(self.ctas, self.program)
         details |= {"engine": op.what} if op is not None else {"lanes": self._mask}
         return Finding(
             code=fault.code,

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kernels.emulator.findings import EmulationError, Finding
 from kernels.emulator.gpus import GpuModel
 from kernels.emulator.host_runtime import Launch
 from kernels.emulator.records import Records
+
+if TYPE_CHECKING:
+    from kernels.emulator.trace import Trace
 
 # How much of a long list str(report) shows; to_dict() has everything.
 _SHOWN_PER_CODE = 5
@@ -24,7 +29,7 @@ class LaunchReport:
     ctas: CTAs that ran. thread_instructions: one PTX instruction by one active lane each; MMA and
     TMA count once per issuing lane; declarations, labels and failed try_waits do not count.
     seconds: wall time of emulating. ran: False when an earlier launch's findings stopped the run.
-    records: for the cycle model, if `emulate` was asked to record.
+    records: for the cycle model, if `emulate` was asked to record. trace: likewise, a timeline.
     """
 
     launch: Launch
@@ -34,6 +39,7 @@ class LaunchReport:
     seconds: float = 0.0
     ran: bool = True
     records: Records | None = None
+    trace: Trace | None = None
 
     @property
     def kernel(self) -> str:
@@ -123,6 +129,31 @@ class Report:
             self,
         )
 
+    def write_trace(self, path: str | Path) -> None:
+        """Writes the run's timeline for Perfetto (ui.perfetto.dev): one track a warp and engine.
+
+        Raises ValueError unless the run was made with ``emulate(..., trace=True)``.
+        """
+        from kernels.emulator.trace import write_trace
+
+        traces = [launch.trace for launch in self.launches if launch.trace is not None]
+        if not traces:
+            raise ValueError("there is no trace: call emulate(..., trace=True)")
+        write_trace(path, traces)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the verdict, the launches, and each finding in a box of its own."""
+        color = "#1a7f37" if self.ok else "#b42318"
+        verdict = "no findings" if self.ok else count(len(self.findings), "finding")
+        head = (
+            f"<b>{escape(self.function)}</b> emulated on {escape(self.gpu.name)}"
+            f" ({escape(self.gpu.arch)}): <b style='color:{color}'>{verdict}</b>"
+        )
+        settings = f"seed {self.seed}, {self.schedule}, {self.visibility}, {self.profile}"
+        runs = "".join(f"<li><code>{escape(str(launch))}</code></li>" for launch in self.launches)
+        boxes = "".join(map(_finding_html, self.findings))
+        return f"<div>{head}<br><small>{escape(settings)}</small><ol>{runs}</ol>{boxes}</div>"
+
     def to_dict(self) -> dict[str, Any]:
         """Everything in the report as JSON-ready values; what is not a number becomes None."""
         return {
@@ -155,6 +186,17 @@ class Report:
         lines.append(f"  compile {compiled}; {total}")
         lines += [f"  {line}" for line in finding_lines(self.findings)]
         return "\n".join(lines)
+
+
+def _finding_html(finding: Finding) -> str:
+    rest = str(finding).removeprefix(f"{finding.code}: ")
+    table = "\n".join(blocked_table(finding.details.get("blocked")))
+    return (
+        "<div style='border-left:3px solid #b42318;padding-left:8px;margin:8px 0'>"
+        f"<b>{escape(finding.code)}</b>: {escape(rest)}"
+        + (f"<pre>{escape(table)}</pre>" if table else "")
+        + "</div>"
+    )
 
 
 def finding_lines(findings: Sequence[Finding]) -> list[str]:

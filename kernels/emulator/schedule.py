@@ -38,6 +38,7 @@ class Options:
     profile: str = "silicon"
     record: bool = False
     ctas: frozenset[int] | None = None  # linear indices of the CTAs to run; None: all
+    trace: bool = False
 
     def leaves_out(self, blocks: list[tuple[int, int, int]], grid: tuple[int, int, int]) -> bool:
         """Whether none of a cluster's CTAs is to run."""

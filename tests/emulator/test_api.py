@@ -28,6 +28,7 @@ class Result:
     ctas: int = 2
     seconds: float = 0.5
     records: None = None
+    trace: None = None
 
 
 @dataclass

@@ -118,10 +118,12 @@ class GlobalRaces:
     # -- copies ------------------------------------------------------------------------------------
 
     def copy_in(
-        self, warp: Warp, engine: Agent, base: int, key: Any, box: Callable[[], Cells]
+        self, warp: Warp, engine: Agent, start: int | None, key: Any, box: Callable[[], Cells]
     ) -> None:
-        """A copy reads global memory: ``box`` gives the byte addresses of its 4-byte cells."""
-        tensor = self._tensor(base)
+        """A copy reads global memory: ``box`` gives the byte addresses of its 4-byte cells,
+        ``start`` is the first one's (None: the copy is all outside the tensor)."""
+        if (tensor := self._known(start)) is None:
+            return
         mark = (COPY, self._cluster, self._releases + 1, engine.index, engine.clock, warp.pc)
         if tensor.writes is None:
             tensor.boxes[key] = (box, mark)
@@ -130,11 +132,12 @@ class GlobalRaces:
         self._check(tensor, cells, engine, ASYNC, COPY, False, warp)
 
     def copy_out(
-        self, warp: Warp, engine: Agent, base: int, box: Callable[[], Cells], reduces: bool
+        self, warp: Warp, engine: Agent, start: int | None, box: Callable[[], Cells], reduces: bool
     ) -> int:
         """A copy writes global memory, or reduces into it (as atomics do); returns its clock, for
         `written`."""
-        tensor = self._tensor(base)
+        if (tensor := self._known(start)) is None:
+            return 0
         writer = self._writers.get(warp)
         if writer is None:
             writer = self._writers[warp] = self.race.agents.add(TMA_WRITE, warp)
@@ -209,6 +212,15 @@ class GlobalRaces:
         return agent
 
     # -- the check ---------------------------------------------------------------------------------
+
+    def _known(self, address: int | None) -> _Tensor | None:
+        """None also for what is in no tensor, which the copy itself reports."""
+        if address is None:
+            return None
+        try:
+            return self._tensor(address)
+        except EmulatorFault:
+            return None
 
     def _tensor(self, address: int) -> _Tensor:
         allocation = self._memory.find(address, 1)

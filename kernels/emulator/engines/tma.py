@@ -315,6 +315,13 @@ def _place(
     return _placed(tmap, tuple(coords))
 
 
+def tile_start(tmap: TensorMap, coords: tuple[int, ...]) -> int | None:
+    """Address of the tile's first byte inside the tensor, None if all of it lies outside. (The
+    map's own address need not be in memory: maps of ragged tensors start far in front of it.)"""
+    place = _placed(tmap, coords)
+    return tmap.address + place.offset if place.count else None
+
+
 def tile_cells(tmap: TensorMap, coords: tuple[int, ...]) -> NDArray[np.int64]:
     """Addresses of the 4-byte cells that a tile covers in global memory."""
     place = _placed(tmap, coords)

@@ -53,16 +53,16 @@ def tensor_load(b: Binding) -> Handler:
             tmap, box = machine.tensor_map(base(w, lane)), coords(w, lane)
             for there, start, notified, at in targets(w, lane, to(w, lane), bar(w, lane)):
                 effect = partial(tma.load_tile, tmap, box, machine.gmem, there.smem, start)
-                _issue_load(
-                    w, "TMA load", effect, there, start, tmap.tile_bytes, notified, at,
-                    origin=(tmap.address, (id(tmap), box), partial(tma.tile_cells, tmap, box)),
-                )  # fmt: skip
+                cells = partial(tma.tile_cells, tmap, box)
+                origin = (tma.tile_start(tmap, box), (id(tmap), box), cells)
+                where = (there, start, tmap.tile_bytes, notified, at)
+                _issue_load(w, "TMA load", effect, *where, origin=origin)
         machine.events += 1
 
     return run
 
 
-Origin = tuple[int, Any, Callable[[], Any]]  # address, what names the box, its cells
+Origin = tuple[int | None, Any, Callable[[], Any]]  # address, what names the box, its cells
 Target = tuple["Cta", int, "Cta", int]  # where the data goes, and the barrier that hears of it
 
 
@@ -229,7 +229,7 @@ def tensor_store(b: Binding) -> Handler:
             place = (tmap, box, machine.gmem, cta.smem, at)
             store = partial(tma.store_tile, *place)
             effect = store if op is None else partial(tma.reduce_tile, *place, op)
-            to = (tmap.address, partial(tma.tile_cells, tmap, box))
+            to = (tma.tile_start(tmap, box), partial(tma.tile_cells, tmap, box))
             _issue_store(w, lane, what, effect, cta, at, tmap.tile_bytes, to, op is not None)
         machine.events += 1
 
@@ -267,7 +267,7 @@ def linear_store(b: Binding) -> Handler:
 
 def _issue_store(
     w: Warp, lane: int, what: str, effect: Callable[[], Any], cta: Cta, at: int, nbytes: int,
-    to: tuple[int, Callable[[], Any]], reduces: bool,
+    to: tuple[int | None, Callable[[], Any]], reduces: bool,
 ) -> None:  # fmt: skip
     machine = w.cta.machine
     engine = machine.race.tma_store(w, cta, at, nbytes) if machine.race is not None else None
