@@ -313,6 +313,18 @@ def test_a_missing_wait_gives_wrong_numbers_when_late() -> None:
     assert code_of(ran) == "wgmma_not_waited"
 
 
+def test_constants_behind_the_fence() -> None:
+    """LLVM moves the zeros that accumulators start from behind the fence: isa minds, ptxas not."""
+    p = Problem(64, 3)
+    zeros = " ".join(f"mov.b32 %d{k}, 0;" for k in range(32))
+    body = kernel(*SS, {"fence": f"wgmma.fence.sync.aligned; {zeros}"})
+    clean(p.run(body))
+    assert np.array_equal(p.d(), expected(p, False) - p.c)
+    assert code_of(p.run(body, profile="isa")) == "wgmma_fence_missing"
+    none = kernel(*SS, {"fence": zeros})  # but a first fence there must be
+    assert code_of(p.run(none)) == "wgmma_fence_missing"
+
+
 def test_a_chain_needs_one_fence_and_one_wait() -> None:
     """Eight wgmma on one accumulator, of which groups of two are committed."""
     p = Problem(64, 11)

@@ -87,10 +87,10 @@ def mma_async(b: Binding) -> Handler:
     _, a, b_desc, scale_d = b.ins.operands[:4]
     read_a = None if in_registers else b.scalar(a)
     read_b, enable = b.scalar(b_desc), b.predicate(scale_d)
-    not_fenced = b.index in unfenced(b.program)
+    not_fenced = {p: b.index in unfenced(b.program, p == "isa") for p in ("silicon", "isa")}
 
     def run(w: Warp, mask: int) -> None:
-        if not_fenced:
+        if not_fenced[w.cta.machine.options.profile]:
             raise EmulatorFault(
                 "wgmma_fence_missing",
                 "registers of the wgmma were written since the last wgmma.fence, or there was none",
