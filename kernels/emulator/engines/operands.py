@@ -154,7 +154,7 @@ def _float8(dtype: str) -> NDArray[np.float64]:
     else:
         top = exponent == 31
         values[top] = np.where(fraction[top] == 0, np.inf, np.nan)
-    return np.where(code >> 7, -values, values)
+    return np.asarray(np.where(code >> 7, -values, values), np.float64)
 
 
 def _check_chunks(smem: SharedMemory, chunks: OperandChunks, what: str) -> None:
