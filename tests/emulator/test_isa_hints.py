@@ -1,4 +1,4 @@
-"""Prefetches and cache policies are hints, which change nothing; what only looks like one is not."""
+"""Prefetches and cache policies are hints that change nothing; what only looks like one is not."""
 
 from __future__ import annotations
 
