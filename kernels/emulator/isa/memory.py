@@ -236,7 +236,8 @@ def store(b: Binding) -> Handler:
     address = b.addresses(target)
     _, put = accessors(b.match["space"] or "")
     readers = [element_reader(b, item, nbytes) for item in items]
-    rows = b.vector_rows(source) if nbytes == 4 and all(isinstance(i, Reg) for i in items) else None
+    plain = nbytes == 4 and all(isinstance(i, Reg) and i.kind == "b32" for i in items)
+    rows = b.vector_rows(source) if plain else None
 
     note = note_global(b, write=True)
 
