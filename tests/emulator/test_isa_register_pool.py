@@ -62,5 +62,15 @@ def test_without_bounds_there_is_no_pool() -> None:
 
 
 def test_directions() -> None:
-    assert code_of(run(".reqntid 512, 1, 1", 2, 136, 136)[0]) == "setmaxnreg_direction"
-    assert code_of(run(".reqntid 512, 1, 1", 2, 72, 120)[0]) == "setmaxnreg_direction"
+    """Against what the launch gives only isa minds, against an earlier setmaxnreg both do."""
+    for less, more in ((136, 136), (72, 120)):
+        asked = (".reqntid 512, 1, 1", 2, less, more)
+        assert code_of(run(*asked, profile="isa")[0]) == "setmaxnreg_direction"
+    assert code_of(run(".reqntid 512, 1, 1", 2, 72, 120)[0]) == "ok"
+    twice = BODY.replace("DONE:", "setmaxnreg.dec.sync.aligned.u32 64;\nDONE:", 1)
+    wrong = BODY.replace("bra DONE;", "setmaxnreg.inc.sync.aligned.u32 64;\nbra DONE;", 1)
+    for body, code in ((twice, "ok"), (wrong, "setmaxnreg_direction")):
+        text = module("out", body.format(grow=2, less=72, more=184))
+        text = text.replace(")\n{", ")\n.reqntid 512, 1, 1\n{", 1)
+        out = np.zeros(512, np.uint32)
+        assert code_of(launch(text, [out], threads=512)) == code
