@@ -15,7 +15,8 @@ from typing import Any
 class Finding:
     """One defect of the emulated kernel.
 
-    code: stable snake_case identifier, e.g. ``smem_unwritten_read``; tests match this, not the text.
+    code: stable snake_case identifier, e.g. ``smem_unwritten_read``; tests match this, never the
+        text.
     message: the value, the rule and the way out, for people.
     role: warp role (or ``warp N``) that was executing; ``ptx_line`` is 1-based in the PTX text;
     source: ``file.py:line`` from the PTX ``.loc``; cta: block index (x, y, z).
