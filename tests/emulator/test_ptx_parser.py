@@ -397,3 +397,29 @@ def test_a_compiled_kernel_is_read_in_full(gemm_ptx: str) -> None:
     assert all(entry.registers[r.name] == r.kind for r in used if isinstance(r, Reg))
     sources = {parsed.source_of(i).split(":")[0].rsplit("/", 1)[-1] for i in entry.body}
     assert "gemm.py" in sources
+
+
+def test_inline_assembly_has_the_line_of_its_call():
+    """NVVM writes a .loc for each line of inline assembly, counted on from the call's."""
+    text = """.version 9.1
+.target sm_100a
+.address_size 64
+.file 1 "kernel.py"
+.visible .entry k()
+{
+.reg .b32 %r<3>;
+.loc 1 74 8
+// begin inline asm
+{
+.loc 1 76 8
+mov.u32 %r1, 1;
+}
+// end inline asm
+.loc 1 80 2
+mov.u32 %r2, 2;
+ret;
+}
+"""
+    module = parse(text)
+    lines = [module.source_of(ins) for ins in module.entries["k"].body]
+    assert lines == ["kernel.py:74", "kernel.py:80", "kernel.py:80"]

@@ -12,6 +12,7 @@ opcodes use without naming it, becomes an operand: ``d|cc`` sets it, a last sour
 
 from __future__ import annotations
 
+import bisect
 import re
 import struct
 from dataclasses import dataclass, field, replace
@@ -51,6 +52,7 @@ _RE_SPACE = re.compile(r"\s*")
 _RE_LABEL = re.compile(rf"({IDENT})\s*:(?!:)")
 _RE_REG = re.compile(r"\.reg\s+(?:\.v([24])\s+)?\.(\w+)\s+(.*)$", re.S)
 _RE_REG_RANGE = re.compile(rf"^({IDENT})<(\d+)>$")
+_RE_INLINE = re.compile(r"// begin inline asm.*?// end inline asm", re.S)
 _RE_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)")
 _RE_FILE = re.compile(r'\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"')
 _RE_CARRY = re.compile(r"(?:add|sub|mad)(c)?(?:\.hi|\.lo)?(\.cc)?\.[us](?:32|64)$")
@@ -95,6 +97,7 @@ class _Parser(Source):
         self.calls: list[str] = []  # functions being inlined
         self.entry: Entry | None = None
         self.loc = (0, 0, 0)
+        self.asm_spans = [m.span() for m in _RE_INLINE.finditer(text)]
 
     # -- module level --------------------------------------------------------------------------
 
@@ -338,7 +341,11 @@ class _Parser(Source):
 
     def directive(self, pos: int, raw: str) -> None:
         if m := _RE_LOC.match(raw):
-            self.loc = (int(m[1]), int(m[2]), int(m[3]))
+            # NVVM counts the lines of inline assembly on from the line of its call, which is the
+            # one that the author knows.
+            at = bisect.bisect(self.asm_spans, (pos, len(self.text))) - 1
+            if at < 0 or pos >= self.asm_spans[at][1]:
+                self.loc = (int(m[1]), int(m[2]), int(m[3]))
             return
         statement = raw.strip()
         if m := _RE_REG.match(statement):
