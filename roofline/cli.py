@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_intervals(commands)
     _add_simulate(commands)
     _add_report(commands)
+    _add_shares(commands)
     return parser
 
 
@@ -284,6 +285,28 @@ def _run_report(args: argparse.Namespace) -> str:
     if args.json:
         return _json(made.to_dict())
     return "\n".join(str(path) for path in (folder / "report.md", *files))
+
+
+def _add_shares(commands: Any) -> None:
+    parser = commands.add_parser(
+        "shares",
+        help="which emulated share of exp2 is best, and what binds then",
+        description="The best emulated share of exp2 for head dimensions 64, 128 and 192/128 in "
+        "bf16 and fp8, by closed form.",
+    )
+    _add_gpu_option(parser, "b200")
+    parser.add_argument(
+        "--replay", action="store_true", help="also by the cycle model, where there is a kernel"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_run_shares)
+
+
+def _run_shares(args: argparse.Namespace) -> str:
+    from roofline.shares import shares, text
+
+    found = shares(args.gpu, replay=args.replay)
+    return _json([choice.to_dict() for choice in found]) if args.json else text(found)
 
 
 def _write(path: str, text: str) -> None:

@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from roofline.cycles.predict import Prediction, predict
 from roofline.problem import Problem
@@ -93,7 +94,8 @@ def main(argv: list[str]) -> int:
         ]
         for row in found
     ]
-    print(f"B200, forward, head_dim {HEAD_DIM}, bf16, {TOKENS} tokens; kernel {args.kernel}\n")
+    name = f"flash-attn-4 {version('flash-attn-4')}" if args.kernel == PEER else args.kernel
+    print(f"B200, forward, head_dim {HEAD_DIM}, bf16, {TOKENS} tokens; kernel {name}\n")
     print(table(["mask", "seqlen", "published", "model", "error"], cells))
     print(f"\nmean {mean_error(found):.1%}, worst {worst_error(found):.1%}; calibrated on: no row")
     return 0
