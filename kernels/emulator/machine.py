@@ -28,6 +28,7 @@ from .isa.table import Wait
 from .memory import GlobalMemory
 from .program import SHARED_WINDOW_BASE, Program, Segment, decode
 from .ptx import Module, parse
+from .ptx.ast import Special
 from .records import Records
 from .schedule import AsyncQueues, Options, PendingLoad, ReadyQueue
 from .state import Cta, Fragment, Warp
@@ -337,7 +338,12 @@ class Machine:
         values = special_registers(self, warp)
         for name in self.program.specials:
             if name not in values:
-                raise UnsupportedPTX(f"special register {name} is not modelled")
+                ins = next(i for i in self.program.entry.body if Special(name) in i.operands)
+                source = self.program.module.source_of(ins)
+                raise UnsupportedPTX(
+                    f"ptx:{ins.line}{f' ({source})' if source else ''}: {ins.text!r}: special"
+                    f" register {name} is not modelled"
+                )
             row = self.program.layout.row(name)
             warp.r32[row] = np.asarray(values[name]).astype(np.uint64).astype(np.uint32)
 

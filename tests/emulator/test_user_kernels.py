@@ -14,7 +14,6 @@ import torch
 pytest.importorskip("cutlass")
 
 import cutlass.cute as cute
-from cutlass import BFloat16, Float16, Float32, Int32
 
 from kernels.emulator import emulate
 from tests.emulator import user_kernels as k
