@@ -1,6 +1,6 @@
 """Vector clocks of agents: warps, and the asynchronous engines that work for them.
 
-Each agent carries a *bundle* of five vector clocks, rows of one array:
+Each agent carries a *bundle* of six vector clocks, rows of one array:
 
     GENERIC     what happens-before the agent's next ordinary access
     ASYNC       what also happens-before its next access through the async proxy: grows to GENERIC
@@ -9,6 +9,7 @@ Each agent carries a *bundle* of five vector clocks, rows of one array:
                 tcgen05.fence::before_thread_sync
     TMEM_VIEW   what happens-before its next tcgen05 operation: takes in what barriers brought at
                 tcgen05.fence::after_thread_sync (sections 9.7.16.6.2 and .3)
+    ASYNC_GLOBAL  as ASYNC, for global memory: fence.proxy.async may name one state space
     LOOSE       what synchronisation brought whose scope is too narrow, or which is relaxed (isa
                 profile): grows into GENERIC at a fence.acq_rel or fence.sc
 
@@ -25,8 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-GENERIC, ASYNC, TMEM_OUT, TMEM_VIEW, LOOSE = range(5)
-ROWS = 5
+GENERIC, ASYNC, TMEM_OUT, TMEM_VIEW, LOOSE, ASYNC_GLOBAL = range(6)
+ROWS = 6
 Bundle = NDArray[np.int32]
 
 WARP, TMEM_LD, TMEM_ST, TENSOR_CORE, TMA_LOAD, TMA_STORE = (

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..findings import EmulatorFault
-from .clocks import ASYNC, GENERIC, LOOSE, TMEM_VIEW, Agent, Bundle, join
+from .clocks import ASYNC_GLOBAL, GENERIC, LOOSE, TMEM_VIEW, Agent, Bundle, join
 
 if TYPE_CHECKING:
     from ..memory import GlobalMemory
@@ -129,7 +129,7 @@ class GlobalRaces:
             tensor.boxes[key] = (box, mark)
             return
         cells = box() - tensor.base >> 2
-        self._check(tensor, cells, engine, ASYNC, COPY, False, warp)
+        self._check(tensor, cells, engine, ASYNC_GLOBAL, COPY, False, warp)
 
     def copy_out(
         self, warp: Warp, engine: Agent, start: int | None, box: Callable[[], Cells], reduces: bool
@@ -146,7 +146,7 @@ class GlobalRaces:
         writer.bundle = self.race.agents.fit(engine).copy()
         writer.bundle[:, writer.index] = writer.clock
         how = STRONG if reduces else COPY
-        self._check(tensor, box() - tensor.base >> 2, writer, ASYNC, how, True, warp)
+        self._check(tensor, box() - tensor.base >> 2, writer, ASYNC_GLOBAL, how, True, warp)
         return writer.clock
 
     def written(self, warp: Warp, clock: int) -> None:
@@ -154,7 +154,7 @@ class GlobalRaces:
         if (writer := self._writers.get(warp)) is not None:
             agent = self.race._warps[warp]
             bundle = self.race.agents.fit(agent)
-            for row in (GENERIC, ASYNC):
+            for row in (GENERIC, ASYNC_GLOBAL):
                 bundle[row, writer.index] = max(int(bundle[row, writer.index]), clock)
 
     # -- flags -------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class GlobalRaces:
         need = int(last.clock[cell] if inside else last.release[cell])
         index = other if inside else getattr(self._foreign.get(cluster), "index", -1)
         seen = [index >= 0 and int(view[index]) >= need for view in known]
-        if row == ASYNC and seen[0]:
+        if row == ASYNC_GLOBAL and seen[0]:
             code, why = "missing_proxy_fence", "fence.proxy.async is missing between them"
         elif seen[1]:
             code = "sync_scope_too_narrow"

@@ -23,6 +23,7 @@ from ..findings import EmulatorFault
 from ..memory.tensor import COLUMNS
 from .clocks import (
     ASYNC,
+    ASYNC_GLOBAL,
     GENERIC,
     LOOSE,
     TENSOR_CORE,
@@ -253,7 +254,7 @@ class RaceDetector(ThreadHooks):
         if not relaxed and not narrow:
             return bundle
         np.maximum(bundle[LOOSE], bundle[GENERIC], out=bundle[LOOSE])
-        bundle[GENERIC], bundle[ASYNC] = 0, 0
+        bundle[GENERIC], bundle[ASYNC], bundle[ASYNC_GLOBAL] = 0, 0, 0
         if narrow:
             bundle[TMEM_OUT] = 0
         elif (fenced := self._fenced.get(warp)) is not None:
@@ -359,9 +360,12 @@ class RaceDetector(ThreadHooks):
         self._fenced[warp] = bundle.copy()
         self._fenced[warp][TMEM_VIEW] = 0
 
-    def fence_proxy_async(self, warp: Warp) -> None:
+    def fence_proxy_async(self, warp: Warp, space: str = "") -> None:
+        """space: "shared" or "global" if the fence is for one only."""
         bundle = self._warps[warp].bundle
-        np.maximum(bundle[ASYNC], bundle[GENERIC], out=bundle[ASYNC])
+        rows = {"shared": (ASYNC,), "global": (ASYNC_GLOBAL,)}.get(space, (ASYNC, ASYNC_GLOBAL))
+        for row in rows:
+            np.maximum(bundle[row], bundle[GENERIC], out=bundle[row])
 
     def tcgen05_before(self, warp: Warp) -> None:
         bundle = self._warps[warp].bundle

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..findings import EmulatorFault
 from ..ptx.ast import Imm, Operand, RegPair
+from ..registers import POISON
 from .table import FULL, LANES, Binding, Handler, Wait, first_lane, machine
 
 if TYPE_CHECKING:
@@ -91,7 +92,20 @@ def shfl(b: Binding) -> Handler:
             at = (lane & segment) | (by & ~segment)
             valid = at <= top
         at = np.where(valid, at, lane)
-        put(w, mask, values(w)[at])
+        got = values(w)[at]
+        absent = ~(np.uint32(mask) >> at.astype(np.uint32) & 1).astype(bool)
+        if absent[LANES[mask]].any():
+            if w.cta.machine.options.profile == "isa":
+                reader = int(LANES[mask][absent[LANES[mask]].argmax()])
+                raise EmulatorFault(
+                    "shfl_inactive_lane",
+                    f"lane {reader} reads lane {int(at[reader])}, which does not take part: the"
+                    " result is undefined",
+                    reader=reader,
+                    source=int(at[reader]),
+                )
+            got = np.where(absent, np.uint32(POISON), got)  # undefined, and often not used
+        put(w, mask, got)
         if put_p is not None:
             put_p(w, mask, _bits(valid))
         return None

@@ -41,9 +41,12 @@ def trap(b: Binding) -> Handler:
 
 @machine(r"fence\.proxy\.async(?:\.(?:shared::cta|shared::cluster|global))?")
 def fence_proxy_async(b: Binding) -> Handler:
+    last = b.ins.mods[-1]
+    space = last.partition("::")[0] if last != "async" else ""
+
     def run(w: Warp, mask: int) -> None:
         if (race := w.cta.machine.race) is not None:
-            race.fence_proxy_async(w)
+            race.fence_proxy_async(w, space)
 
     return run
 

@@ -280,6 +280,15 @@ REGISTERS = [
         expect={0: 100},
     ),
     Litmus(
+        "a shuffle reads lanes that take part", "shfl_inactive_lane",
+        {0: "setp.ge.u32 %p2, %lane, 16;\n@%p2 bra HIGH;\n"
+            "shfl.sync.bfly.b32 %r2, %lane, 8, 31, 65535; //right\n"
+            "shfl.sync.bfly.b32 %r2, %lane, 16, 31, 65535; //wrong\n"
+            f"{store('%r2')}\nbra OUT;\nHIGH:\nxor.b32 %r2, %lane, 8;\n{store('%r2')}\nOUT:\n"
+            "bar.warp.sync -1;"},
+        expect={0: lambda lane: lane ^ 8}, profiles=("isa",),
+    ),
+    Litmus(
         "the member mask names who takes part", "warp_sync_mask",
         {0: "vote.sync.ballot.b32 %r2, %lead, -1; //right\n"
             f"vote.sync.ballot.b32 %r2, %lead, 65535; //wrong\n{store('%r2')}"},

@@ -105,6 +105,13 @@ WITHIN = [
         setup=init(0), expect={0: lane_plus(100)},
     ),
     Litmus(
+        "a proxy fence for shared memory is none for global", "missing_proxy_fence",
+        {0: f"{PUT}\nfence.proxy.async.global; //right\n{PROXY} //wrong\nbar.warp.sync -1;\n"
+            f"{FIRST}\n{expect(0, 128)}\n@%lead cp.async.bulk.shared::cluster.global.mbarrier::"
+            f"complete_tx::bytes [smem+{AT}], [%rd1], 128, [smem];\n{wait(0, 0)}\n{READ}"},
+        setup=init(0), expect={0: lane_plus(100)},
+    ),
+    Litmus(
         "a copy must not read what is written meanwhile", "global_race",
         {0: f"{wait(8, 0, '//right')}\n{FIRST}\n{expect(0, 128)}\n@%lead cp.async.bulk."
             f"shared::cluster.global.mbarrier::complete_tx::bytes [smem+{AT}], [%rd1], 128, "

@@ -185,6 +185,12 @@ COPIES = [
         expect={0: lane_plus(100)},
     ),
     Litmus(
+        "a proxy fence for global memory is none for shared", "missing_proxy_fence",
+        {0: f"{WRITE}\n{PROXY} //right\nfence.proxy.async.global; //wrong\nbar.warp.sync -1;\n"
+            f"{bulk_store()}\n{COMMIT}\n{READ_WAIT}"},
+        expect={0: lane_plus(100)},
+    ),
+    Litmus(
         "a copy out needs the other warp's writes", ("smem_race", "tma_store_not_waited"),
         {0: f"{wait(0, 0, '//right')}\n{bulk_store()}\n{COMMIT}\n{READ_WAIT}\n{wait(0, 0)}",
          1: f"{wait(8, 0)}\n{WRITE}\n{PROXY}\n{arrive(0)}", 2: arrive(8)},
