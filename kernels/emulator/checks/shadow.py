@@ -40,9 +40,9 @@ class Shadow:
         times = split // self.split
         if times <= 1:
             return
-        self._w_agent, self._w_clock, self._w_pc = (
-            np.repeat(array, times) for array in (self._w_agent, self._w_clock, self._w_pc)
-        )
+        self._w_agent = np.repeat(self._w_agent, times)
+        self._w_clock = np.repeat(self._w_clock, times)
+        self._w_pc = np.repeat(self._w_pc, times)
         if self._atomic is not None:
             self._atomic = (np.repeat(self._atomic[0], times), np.repeat(self._atomic[1], times))
         for reader in self._reads.values():

@@ -93,7 +93,7 @@ def _format(w: Warp, lane: int, form: int, buffer: int) -> tuple[str, int]:
         if kind == "%":
             return "%"
         if kind in "fFeEgGaA":
-            value = struct.unpack("<d", take(8))[0]
+            value: float = struct.unpack("<d", take(8))[0]
             return value.hex() if kind in "aA" else f"%{flags}{kind}" % value
         if kind == "s":
             return f"%{flags}s" % _string(w, lane, int.from_bytes(take(8), "little"))

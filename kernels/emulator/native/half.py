@@ -202,9 +202,9 @@ def mixed(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     """The 16-bit operands come first; the last and the result are float32."""
     d, *narrow, last = ins.operands
     op, rounding, sat, fmt = m.groups()
-    values = [widen_16(b, b.i16(v), fmt) for v in narrow]
+    x, *y = (widen_16(b, b.i16(v), fmt) for v in narrow)
     if op == "fma":
-        out = fma(b, rounding, *values, b.f32(last))
+        out = fma(b, rounding, x, y[0], b.f32(last))
     else:
-        out = binary(b, op, rounding or "rn", *values, b.f32(last))
+        out = binary(b, op, rounding or "rn", x, b.f32(last))
     b.set_f32(d, saturate(b, out) if sat else out)

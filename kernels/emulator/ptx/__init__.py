@@ -16,7 +16,8 @@ from .ast import (
     Variable,
     Vec,
 )
-from .parser import PTXSyntaxError, parse
+from .parser import parse
+from .source import PTXSyntaxError
 
 __all__ = [
     "Entry",

@@ -141,16 +141,16 @@ class _Parser(Source):
             if found is None:
                 raise self.unsupported(m.start(), "this function header is not modelled")
             results, name, params, opener = found.groups()
-            names = [
+            given, taken = (
                 tuple(p.name for p in self.parameters(m.start(), (part or "()")[1:-1]))
                 for part in (results, params)
-            ]
+            )
             body, end = None, found.end()
             if opener == "{":
                 body = found.end() - 1
                 end = self.cut_statements(body)[1]
             if body is not None or name not in self.functions:
-                self.functions[name] = Function(name, *names, body)
+                self.functions[name] = Function(name, given, taken, body)
             spans.append((m.start(), end))
         return spans
 
