@@ -251,6 +251,8 @@ plain(r"shfl\..*", OpClass.SHUFFLE)
 plain(r"vote\..*|elect\..*|redux\..*|match\..*|activemask\..*", OpClass.VOTE)
 plain(r"mbarrier\.inval\..*", OpClass.BARRIER)
 plain(r"tcgen05\.relinquish_alloc_permit\..*|mapa\..*|isspacep\..*", OpClass.OTHER)
+plain(r"cvta\..*", OpClass.OTHER)
+plain(r"(atom|red)\..*", OpClass.GLOBAL)
 
 
 @reads(r"setmaxnreg\..*", OpClass.OTHER)
@@ -357,6 +359,14 @@ def wavefronts(addresses: NDArray[np.int64], nbytes: int) -> int:
         words = np.unique((group[:, None] + np.arange(0, max(nbytes, 1), 4)) // 4)
         total += int(np.bincount(words % 32).max())
     return total
+
+
+@reads(r"(ld|st)matrix\..*\.x([124])(?:\.trans)?\.shared.*", OpClass.SMEM)
+def _matrix(b: Binding) -> Reader:
+    """Eight rows of 16 bytes a matrix; each row has its own place in the banks if swizzled well."""
+    kind = Event.SMEM_LOAD if b.match[1] == "ld" else Event.SMEM_STORE
+    row: Row = (kind, 128 * int(b.match[2]), int(b.match[2]), 0, 0)
+    return lambda w, mask: row
 
 
 _ACCESS = r"(ld|st)(?:\.(?!shared|global|param|v2|v4|v8|b8|b16|b32|b64|async)[\w:]+)*"

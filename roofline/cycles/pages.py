@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from roofline.cycles.hardware import latencies
 from roofline.cycles.predict import GAIN, Prediction, RecordsReplay
-from roofline.cycles.sm import Run, Span
+from roofline.cycles.state import Run, Span
 from roofline.text import table
 
 _SHOWN_CAUSES = 4
@@ -31,10 +31,12 @@ def simulate_text(p: Prediction) -> str:
         f"{p.seconds * 1e6:.1f} us, {p.tflops:.0f} TFLOP/s, {share:.0%} of {p.peak_tflops:.0f};"
         f" limited by {p.bound}"
     )
+    size = p.records.cluster_ctas
+    places = "SMs" if size == 1 else f"clusters of {size} SMs"
     rows: list[list[object]] = [
         ["a key block, steady", round(p.steady.cycles), "cycles"],
         ["a work item besides its key blocks", round(p.cost.overhead), "cycles"],
-        ["work items", filled.items, f"on {filled.slots} SMs, {filled.waves:.2f} waves"],
+        ["work items", filled.items, f"on {filled.slots} {places}, {filled.waves:.2f} waves"],
         ["SMs busy", f"{filled.busy:.1%}", "until the last item ends"],
         ["whole launch", round(filled.cycles), "cycles"],
         ["SMs", f"{p.sm_seconds * 1e6:.1f}", "us, launch included"],

@@ -14,7 +14,8 @@ from roofline.cycles.blocks import Blocks
 from roofline.cycles.grid import Filled, ItemCost, fill, in_grid_order, item_cycles
 from roofline.cycles.hardware import UNITS, Hardware, hardware
 from roofline.cycles.probe import Probe, Workload, probes, stand_ins, workload
-from roofline.cycles.sm import Run, Span, simulate
+from roofline.cycles.sm import simulate
+from roofline.cycles.state import Run, Span
 from roofline.errors import RooflineError
 from roofline.gpus import Gpu, find_gpu
 from roofline.problem import Bounds, Problem, bounds

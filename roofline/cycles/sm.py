@@ -10,132 +10,20 @@ which phase it waited for, is in the records; when it got there is what the mode
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-import numpy as np
-
-from kernels.emulator.records import LANE_BITS, MORE, Code, Event, MmaForm, OpClass, WarpRecord
+from kernels.emulator.records import MORE, Event, MmaForm, OpClass, WarpRecord
 from roofline.cycles.blocks import Block, Blocks, Op
 from roofline.cycles.hardware import NO_PIPE, PIPES, SUB_PARTITIONS, Hardware
+from roofline.cycles.state import Mbarrier, Run, Sm, Span, TensorWork, WarpState, visits_of
 from roofline.errors import RooflineError
 
 RANK_SHIFT = 24
 _SHORTEST_SPAN = 16.0  # cycles
 _COPY_CHUNK = 4096  # bytes that a copy writes to SMEM at a time
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Something on the timeline: a track, a name, and its cycles."""
-
-    track: str
-    name: str
-    start: float
-    end: float
-
-
-@dataclass
-class Run:
-    """What came of a cluster.
-
-    cycles: from the first instruction to the last effect. busy: unit -> cycles in use, of one SM.
-    stalls: role -> cause -> warp cycles. instructions: warp instructions issued.
-    """
-
-    cycles: float = 0.0
-    busy: dict[str, float] = field(default_factory=dict)
-    stalls: dict[str, dict[str, float]] = field(default_factory=dict)
-    role_warps: dict[str, int] = field(default_factory=dict)
-    instructions: int = 0
-    tensor_flops: float = 0.0
-    spans: list[Span] = field(default_factory=list)
-
-
-class _Mbarrier:
-    __slots__ = ("expected", "pending", "phase", "tx", "waiters")
-
-    def __init__(self, expected: int) -> None:
-        self.expected = expected
-        self.pending = expected
-        self.phase = 0
-        self.tx = 0
-        self.waiters: list[tuple[int, _Warp]] = []
-
-
-class _Warp:
-    """A warp's place in its record, and when its registers will be there."""
-
-    __slots__ = (
-        "after", "block", "cause", "copy_groups", "copy_open", "entered", "events", "next_event",
-        "next_visit", "op", "rank", "ready", "record", "role", "slot", "stores",
-        "tmem_loads", "visits", "wanted", "who",
-    )  # fmt: skip
-
-    def __init__(self, record: WarpRecord, rank: int, visits: list[Block], registers: int) -> None:
-        self.record = record
-        self.role = record.role
-        self.rank = rank
-        self.slot = rank * SUB_PARTITIONS + record.warp % SUB_PARTITIONS
-        self.visits = visits
-        self.events: list[list[int]] = record.events.tolist()
-        self.next_visit = self.next_event = self.op = 0
-        self.block: Block | None = None
-        self.ready = [0.0] * registers
-        self.who = [int(OpClass.MOVE)] * registers  # class of each register's producer
-        self.after = 0.0  # may issue from here on
-        self.wanted = -1.0  # when operands of the next instruction are there; -1: not looked at
-        self.cause = ""
-        self.entered = 0.0
-        self.tmem_loads = 0.0
-        self.stores = 0.0
-        self.copy_open: list[float] = []
-        self.copy_groups: list[float] = []
-
-
-@dataclass(slots=True)
-class _TensorWork:
-    """An MMA, or a commit (with a barrier), in the order of issue."""
-
-    issued: float
-    name: str
-    arithmetic: float = 0.0
-    smem: float = 0.0
-    tail: float = 0.0
-    barrier: int | None = None
-
-
-@dataclass(slots=True)
-class _Sm:
-    """The units that the warps of one SM share."""
-
-    queue: deque[_TensorWork] = field(default_factory=deque)
-    tensor_free: float = 0.0  # when the next MMA can begin
-    tensor_done: float = 0.0  # when the arithmetic of the last one ends
-    tensor_tail: float = 0.0
-    tensor_issue: float = 0.0
-    port_debt: float = 0.0
-    port_free: float = 0.0
-    copy_in_free: float = 0.0
-    copy_out_free: float = 0.0
-
-
-def visits_of(record: WarpRecord, code: Code, blocks: Blocks) -> list[Block]:
-    """The blocks that a warp ran: consecutive segments up to the next leader."""
-    segments = record.steps >> LANE_BITS
-    if not len(segments):
-        return []
-    starts = np.ones(len(segments), np.bool_)
-    starts[1:] = (segments[1:] != segments[:-1] + 1) | code.leader[segments[1:]]
-    first = np.flatnonzero(starts)
-    last = np.append(first[1:], len(segments)) - 1
-    return [
-        blocks.block(a, b)
-        for a, b in zip(segments[first].tolist(), segments[last].tolist(), strict=True)
-    ]
 
 
 class Simulation:
@@ -148,19 +36,19 @@ class Simulation:
         ranks = {cta: rank for rank, cta in enumerate(dict.fromkeys(w.cta for w in warps))}
         self.code, self.hw, self.timeline = code, hw, timeline
         self.warps = [
-            _Warp(w, ranks[w.cta], visits_of(w, code, blocks), code.registers) for w in warps
+            WarpState(w, ranks[w.cta], visits_of(w, code, blocks), code.registers) for w in warps
         ]
-        self.sms = [_Sm() for _ in ranks]
+        self.sms = [Sm() for _ in ranks]
         self.run = Run()
         self.heap: list[tuple[float, int, Any]] = []
         self.serial = count()
         slots = len(ranks) * SUB_PARTITIONS
         self.issue_free = [0.0] * slots
         self.pipe_free = [0.0] * (slots * len(PIPES))
-        self.mbarriers: dict[int, _Mbarrier] = {}
+        self.mbarriers: dict[int, Mbarrier] = {}
         self.named: dict[tuple[int, int], list[Any]] = {}
         self.cluster_arrived = 0
-        self.cluster_waiters: list[tuple[int, _Warp]] = []
+        self.cluster_waiters: list[tuple[int, WarpState]] = []
         self.cluster_phase = 0
         self.mma_cycles: dict[tuple[int, int, int, MmaForm], tuple[float, float, float]] = {}
         self.busy: defaultdict[str, float] = defaultdict(float)
@@ -203,7 +91,7 @@ class Simulation:
         heap = self.heap
         while heap:
             now, _, item = heapq.heappop(heap)
-            if type(item) is _Warp:
+            if type(item) is WarpState:
                 self._issue(item, now)
             else:
                 item(now)
@@ -217,7 +105,7 @@ class Simulation:
     def _push(self, at: float, item: Any) -> None:
         heapq.heappush(self.heap, (at, next(self.serial), item))
 
-    def _issue(self, w: _Warp, now: float) -> None:
+    def _issue(self, w: WarpState, now: float) -> None:
         """Issues a warp's instructions until somebody else's turn comes first."""
         heap, issue_free, pipe_free = self.heap, self.issue_free, self.pipe_free
         slot, pipes, step = w.slot, w.slot * len(PIPES), self.hw.issue
@@ -270,7 +158,7 @@ class Simulation:
             if done > self.end:
                 self.end = done
 
-    def _account(self, w: _Warp, start: float, pipe: int) -> None:
+    def _account(self, w: WarpState, start: float, pipe: int) -> None:
         """Who is to blame for the cycles since the warp could have issued."""
         stalls = self.stalls[w.role]
         if w.wanted > w.after:
@@ -279,7 +167,7 @@ class Simulation:
         if rest > 0:
             stalls[f"{PIPES[pipe]} busy" if pipe != NO_PIPE else "issue slot"] += rest
 
-    def _next_block(self, w: _Warp) -> Block | None:
+    def _next_block(self, w: WarpState) -> Block | None:
         block = w.block
         if block is not None:
             for register, sources in block.copies:
@@ -300,14 +188,14 @@ class Simulation:
         w.entered = w.after
         return w.block
 
-    def _span(self, w: _Warp, block: Block, until: float) -> None:
+    def _span(self, w: WarpState, block: Block, until: float) -> None:
         """Puts what a warp has done of a block on the timeline, unless it is too short to see."""
         if block.ops and until - w.entered > _SHORTEST_SPAN:
             source = self.code.sources[self.code.source[block.ops[0].index]].rpartition("/")[2]
             track = f"{w.role} (warp {w.record.warp})"
             self.run.spans.append(Span(track, source or "code", w.entered, until))
 
-    def _machine(self, w: _Warp, op: Op, start: float) -> bool:
+    def _machine(self, w: WarpState, op: Op, start: float) -> bool:
         """The events of an instruction; False if the warp now waits for somebody."""
         while True:
             event = w.events[w.next_event]
@@ -317,7 +205,7 @@ class Simulation:
             if not kind & MORE:
                 return bool(goes_on)
 
-    def _later(self, w: _Warp, op: Op, at: float) -> None:
+    def _later(self, w: WarpState, op: Op, at: float) -> None:
         """The instruction's results come at a time of their own."""
         for register in op.writes:
             w.ready[register] = at
@@ -338,24 +226,24 @@ class Simulation:
 
     # -- plain events ------------------------------------------------------------------------------
 
-    def _none(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
+    def _none(self, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
         if self.code.op[op.index] == OpClass.FENCE:
             name = self.code.op_names[self.code.op_name[op.index]]
             if name.startswith("fence.proxy"):
                 self._hold(w, start + self.hw.constants["proxy_fence_latency"], "fence")
         return True
 
-    def _hold(self, w: _Warp, until: float, cause: str) -> None:
+    def _hold(self, w: WarpState, until: float, cause: str) -> None:
         """The warp issues nothing before ``until``."""
         if until > w.after:
             self.stalls[w.role][cause] += until - w.after
             w.after = until
 
-    def _registers(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
+    def _registers(self, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
         self._hold(w, start + self.hw.constants["registers_latency"], "setmaxnreg")
         return True
 
-    def _smem(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
+    def _smem(self, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
         sm, wavefronts = self.sms[w.rank], event[2] * 128 / self.hw.smem_port
         begin = max(start, sm.port_free)
         sm.port_free = begin + wavefronts
@@ -364,7 +252,7 @@ class Simulation:
         self._later(w, op, begin + wavefronts + op.latency - 1)
         return True
 
-    def _global(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
+    def _global(self, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
         sm, cycles = self.sms[w.rank], event[2] * 32 / self.hw.l2
         if event[0] & ~MORE == Event.GLOBAL_STORE:
             sm.copy_out_free = max(start, sm.copy_out_free) + cycles
@@ -375,23 +263,23 @@ class Simulation:
 
     # -- barriers ----------------------------------------------------------------------------------
 
-    def _init(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
-        self.mbarriers[event[1]] = _Mbarrier(event[2])
+    def _init(self, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
+        self.mbarriers[event[1]] = Mbarrier(event[2])
         return True
 
-    def _barrier(self, address: int) -> _Mbarrier:
+    def _barrier(self, address: int) -> Mbarrier:
         barrier = self.mbarriers.get(address)
         if barrier is None:
             raise RooflineError(f"records: barrier {address:#x} is used before it is initialised")
         return barrier
 
-    def _arrive(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
+    def _arrive(self, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
         address, arrivals, nbytes = event[1:4]
         latency = self.hw.constants["mbarrier_arrive_latency"]
         self._signal(start + latency, address, arrivals, nbytes)
         return True
 
-    def _expect(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
+    def _expect(self, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
         latency = self.hw.constants["mbarrier_arrive_latency"]
         self._signal(start + latency, event[1], 0, event[2])
         return True
@@ -416,7 +304,7 @@ class Simulation:
 
         self._push(at, happens)
 
-    def _wait(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
+    def _wait(self, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
         barrier = self._barrier(event[1])
         if event[2] < barrier.phase:
             self._later(w, op, start + self.hw.constants["mbarrier_try_latency"])
@@ -425,14 +313,14 @@ class Simulation:
         barrier.waiters.append((event[2], w))
         return False
 
-    def _park(self, w: _Warp, op: Op, start: float) -> None:
+    def _park(self, w: WarpState, op: Op, start: float) -> None:
         source = self.code.sources[self.code.source[op.index]].rpartition("/")[2]
         w.cause = f"wait at {source}" if source else "wait"
         if self.timeline and w.block is not None:
             self._span(w, w.block, start)
             w.entered = start
 
-    def _resume(self, w: _Warp, at: float) -> None:
+    def _resume(self, w: WarpState, at: float) -> None:
         """A parked warp goes on. Its registers are older than the wait."""
         if at > w.after:
             self.stalls[w.role][w.cause] += at - w.after
@@ -443,7 +331,7 @@ class Simulation:
             w.entered = w.after
         self._push(w.after, w)
 
-    def _named(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
+    def _named(self, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
         key, threads, waits = (w.rank, event[1]), event[2], event[3]
         state = self.named.setdefault(key, [0, []])
         state[0] += 32
@@ -461,7 +349,7 @@ class Simulation:
             self._hold(w, at, "barrier")
         return True
 
-    def _cluster(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
+    def _cluster(self, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
         """barrier.cluster: all warps arrive; waits are of the phase last arrived at."""
         if not event[1]:
             self.cluster_arrived += 1
@@ -483,7 +371,7 @@ class Simulation:
 
     # -- Tensor Memory and the tensor core ---------------------------------------------------------
 
-    def _tmem_access(self, w: _Warp, start: float, nbytes: int, rate: float) -> float:
+    def _tmem_access(self, w: WarpState, start: float, nbytes: int, rate: float) -> float:
         """When the data have passed the sub-partition's port."""
         at = w.slot * len(PIPES) + PIPES.index("TMEM")
         cycles = nbytes / rate
@@ -491,26 +379,26 @@ class Simulation:
         self.pipe_busy[PIPES.index("TMEM")] += cycles - 1
         return start + cycles
 
-    def _tmem_load(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
+    def _tmem_load(self, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
         through = self._tmem_access(w, start, event[1], self.hw.tmem_read)
         at = through + self.hw.constants["tmem_load_latency"]
         self._later(w, op, at)
         w.tmem_loads = max(w.tmem_loads, at)
         return True
 
-    def _tmem_store(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
+    def _tmem_store(self, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
         through = self._tmem_access(w, start, event[1], self.hw.tmem_write)
         w.stores = max(w.stores, through + self.hw.constants["tmem_store_latency"])
         return True
 
-    def _tmem_wait(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
+    def _tmem_wait(self, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
         until = w.stores if event[1] else w.tmem_loads
         self._hold(w, until, "TMEM store" if event[1] else "TMEM load")
         if not event[1]:
             self._later(w, op, max(until, start))
         return True
 
-    def _mma(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
+    def _mma(self, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
         sm = self.sms[w.rank]
         m, n, k = event[1], event[2], event[3] & 0xFFFF
         form = MmaForm.decode(event[3] >> 16)
@@ -521,19 +409,19 @@ class Simulation:
         at = max(start, sm.tensor_issue)
         sm.tensor_issue = at + self.hw.constants["mma_issue_latency"]
         self.run.tensor_flops += 2.0 * m * n * k
-        self._to_tensor_core(sm, _TensorWork(at, name, *self.mma_cycles[key]))
+        self._to_tensor_core(sm, TensorWork(at, name, *self.mma_cycles[key], sms=form.ctas))
         return True
 
-    def _commit(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
-        self._to_tensor_core(self.sms[w.rank], _TensorWork(start, "", barrier=event[1]))
+    def _commit(self, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
+        self._to_tensor_core(self.sms[w.rank], TensorWork(start, "", barrier=event[1]))
         return True
 
-    def _to_tensor_core(self, sm: _Sm, work: _TensorWork) -> None:
+    def _to_tensor_core(self, sm: Sm, work: TensorWork) -> None:
         sm.queue.append(work)
         if len(sm.queue) == 1:
             self._push(max(work.issued, sm.tensor_free), lambda now: self._tensor_core(sm, now))
 
-    def _tensor_core(self, sm: _Sm, now: float) -> None:
+    def _tensor_core(self, sm: Sm, now: float) -> None:
         """Begins the oldest MMA, or tells the barrier of a commit when those before it will end."""
         work = sm.queue.popleft()
         if work.barrier is not None:
@@ -549,8 +437,8 @@ class Simulation:
             sm.tensor_free = now + cycles
             sm.tensor_done = now + cycles - max(0.0, work.smem - work.arithmetic)
             sm.tensor_tail = work.tail
-            self.busy["tensor core"] += work.arithmetic
-            self.busy["SMEM port"] += work.smem
+            self.busy["tensor core"] += work.arithmetic * work.sms
+            self.busy["SMEM port"] += work.smem * work.sms
             if self.timeline:
                 self.run.spans.append(Span("tensor core", work.name, now, sm.tensor_free))
         if sm.queue:
@@ -561,7 +449,7 @@ class Simulation:
 
     # -- copies ------------------------------------------------------------------------------------
 
-    def _copy_in(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
+    def _copy_in(self, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
         address, nbytes, target = event[1], event[2], event[3]
         rank = target >> RANK_SHIFT
         sm = self.sms[rank if rank < len(self.sms) else w.rank]
@@ -585,7 +473,7 @@ class Simulation:
             self.run.spans.append(Span("copies in", f"{nbytes} B", begin, arrival))
         return True
 
-    def _copy_out(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
+    def _copy_out(self, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
         sm, nbytes = self.sms[w.rank], event[1]
         begin = max(start, sm.copy_out_free)
         cycles = nbytes / self.hw.l2
@@ -598,12 +486,12 @@ class Simulation:
             self.run.spans.append(Span("copies out", f"{nbytes} B", begin, begin + cycles))
         return True
 
-    def _copy_commit(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
+    def _copy_commit(self, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
         w.copy_groups.append(max(w.copy_open, default=start))
         w.copy_open = []
         return True
 
-    def _copy_wait(self, w: _Warp, op: Op, start: float, event: list[int]) -> bool:
+    def _copy_wait(self, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
         """Writes count as done with the reads."""
         done = len(w.copy_groups) - event[1]
         if done > 0:

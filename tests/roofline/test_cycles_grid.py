@@ -9,7 +9,7 @@ import pytest
 from roofline.cycles.grid import ItemCost, fill, in_grid_order, item_cycles
 from roofline.cycles.predict import Replayed, item_cost
 from roofline.cycles.probe import Workload
-from roofline.cycles.sm import Run
+from roofline.cycles.state import Run
 from roofline.problem import Problem
 
 COST = ItemCost(((4, 1000.0), (8, 1800.0), (16, 3400.0)))

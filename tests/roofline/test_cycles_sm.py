@@ -9,7 +9,8 @@ import pytest
 from kernels.emulator.records import Event, OpClass
 from roofline.cycles.blocks import Blocks
 from roofline.cycles.hardware import UNITS, Hardware, hardware, latencies
-from roofline.cycles.sm import Run, simulate
+from roofline.cycles.sm import simulate
+from roofline.cycles.state import Run
 from roofline.errors import RooflineError
 from roofline.gpus import find_gpu
 from roofline.intervals import measurements
