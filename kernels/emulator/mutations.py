@@ -14,6 +14,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .isa.table import FULL, Binding, Handler, bind, find_binder
 from .program import Program, Segment
 from .ptx.ast import Imm, Instr, Operand, Reg
@@ -189,21 +192,55 @@ def _operand(operands: tuple[Operand, ...], position: int = 0, last: bool = Fals
     return operands[-1] if last else operands[position]
 
 
+def _rebound(program: Program, segment: Segment, ins: Instr) -> tuple[Handler, bool]:
+    """The handler of ``ins`` in the place of the segment's instruction."""
+    body = [ins if other is segment.first else other for other in program.entry.body]
+    return bind(replace(program, entry=replace(program.entry, body=body)), segment.index, ins)
+
+
 def _bound(
     program: Program, segment: Segment, operand: Operand, change: Change
 ) -> tuple[Handler, bool]:
     """The instruction's handler, with ``change`` applied to the value of one scalar operand."""
     ins = segment.first
 
+    if isinstance(operand, Imm):
+        new = tuple(Imm(change(operand.value)) if x is operand else x for x in ins.operands)
+        return _rebound(program, segment, replace(ins, operands=new))
+    used: list[str] = []
+
     class Changed(Binding):
         __slots__ = ()
 
         def scalar(self, op: Operand) -> Callable[[Any, int], int]:
             read = Binding.scalar(self, op)
-            return (lambda w, lane: change(read(w, lane))) if op is operand else read
+            if op is not operand:
+                return read
+            used.append("scalar")
+            return lambda w, lane: change(read(w, lane))
+
+        def lanes32(self, op: Operand) -> Callable[[Any], NDArray[np.uint32]]:
+            return self._lanes(Binding.lanes32(self, op), op)
+
+        def lanes64(self, op: Operand) -> Callable[[Any], NDArray[np.uint64]]:
+            return self._lanes(Binding.lanes64(self, op), op)
+
+        def _lanes(self, read: Callable[[Any], Any], op: Operand) -> Callable[[Any], Any]:
+            if op is not operand:
+                return read
+            used.append("lanes")
+
+            def changed(w: Any) -> Any:
+                values = read(w)
+                return np.array([change(int(v)) & FULL for v in values], values.dtype)
+
+            return changed
 
     binder, match, converged = find_binder(program, ins)
-    return binder(Changed(program, ins, match, segment.index)), converged
+    handler = binder(Changed(program, ins, match, segment.index))
+    if not used:
+        raise RuntimeError(f"{ins.op}: its handler does not read {operand}: nothing was mutated")
+    return handler, converged
 
 
 def _twice(handler: Handler) -> Handler:
