@@ -48,7 +48,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch) -> Machine:
     recorder = Machine()
-    monkeypatch.setitem(sys.modules, "kernels.emulator.machine", recorder)
+    monkeypatch.setattr("kernels.emulator.machine.run_launch", recorder.run_launch)
     return recorder
 
 

@@ -13,6 +13,7 @@ from kernels.emulator.host_runtime import Launch
 from kernels.emulator.machine import run_launch
 from kernels.emulator.memory import GlobalMemory
 
+from . import cluster_harness
 from .ptx_harness import HEADER, execute, launch_text, run
 
 RNG = np.random.default_rng()
@@ -252,3 +253,17 @@ def test_made_nan_through_pairs_halves_and_blocks() -> None:
     got = execute(body, inputs, {"d": "u4", "e": "u4", "w": "u8"})
     assert set(got["d"].tolist()) == set(got["e"].tolist()) == {CANONICAL}
     assert set(got["w"].tolist()) == {CANONICAL << 32 | CANONICAL}
+
+
+def test_parameters_of_float_types() -> None:
+    body = """.reg .f32 %f; .reg .f64 %g; .reg .b64 %o;
+ld.param.f32 %f, [single]; ld.param.f64 %g, [double]; ld.param.b64 %o, [out];
+st.global.f32 [%o], %f; st.global.f64 [%o+8], %g;"""
+    out = np.zeros(2, np.float64)
+    single, double = np.float32(-3.1).tobytes() + bytes(4), np.float64(1e300 / 3).tobytes()
+    ran = cluster_harness.launch(
+        cluster_harness.module("single double out", body), [single, double, out], threads=1
+    )
+    assert ran.findings == []
+    assert out.view(np.float32)[0] == np.float32(-3.1)
+    assert out[1] == np.float64(1e300 / 3)
