@@ -122,7 +122,7 @@ class Hardware:
         key = (not form.a_in_tmem, form.ctas, m)
         if key not in COMPLETION_CYCLES:
             raise RooflineError(f"MMA with M={m}, {form.ctas} CTAs: no measured latency")
-        return arithmetic, smem, float(COMPLETION_CYCLES[key])
+        return arithmetic, smem, float(mma.latency_cycles() - mma.math_cycles)
 
 
 def hardware(gpu: Gpu) -> Hardware:

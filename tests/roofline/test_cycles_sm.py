@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -190,6 +191,28 @@ def test_mmas_take_the_measured_cycles(row, hw: Hardware) -> None:  # type: igno
     assert one == pytest.approx(row.latency_cycles, abs=4)
     many = [mmas(mma.m, mma.n, count, hw, **form) for count in (8, 16)]
     assert (many[1] - many[0]) / 8 == pytest.approx(row.interval_cycles, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [r for r in measurements() if r.format == "bf16" and r.mma.ctas == 2],
+    ids=lambda r: f"{'SS' if r.mma.a_in_smem else 'TS'}-{r.mma.m}x{r.mma.n}",
+)
+def test_mmas_of_a_pair_take_the_measured_cycles(row, hw: Hardware) -> None:  # type: ignore[no-untyped-def]
+    mma, form = row.mma, {"a_in_tmem": not row.mma.a_in_smem, "ctas": 2}
+    assert mmas(mma.m, mma.n, 1, hw, **form) == pytest.approx(row.latency_cycles, abs=5)
+    many = [mmas(mma.m, mma.n, count, hw, **form) for count in (8, 16)]
+    assert (many[1] - many[0]) / 8 == pytest.approx(row.interval_cycles, abs=4)
+
+
+def test_a_pairs_mma_keeps_two_sms_busy(hw: Hardware) -> None:
+    kernel = Kernel()
+    mma = kernel.event("tcgen05.mma", TENSOR, [], [])
+    idle = kernel.block(("fma.rn.f32", FMA, [0], [1]))
+    leader = kernel.warp(0, [mma], [mma_row(256, 128, ctas=2)])
+    peer = replace(kernel.warp(0, [idle]), cta=1)
+    found = run(kernel, leader, peer, hw=hw)
+    assert found.busy["tensor core"] == 64  # of each SM
 
 
 def test_ss_mmas_and_copies_share_the_smem_port(hw: Hardware) -> None:
