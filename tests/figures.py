@@ -88,6 +88,36 @@ def emulated() -> Iterator[Figure]:
     yield from errors(what, result)
 
 
+LONG = ("--seqlen", "4096", "--heads", "1", "--head-dim", "128", "--backend", "emulator")
+ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+def long() -> Iterator[Figure]:
+    """One head of 4096 tokens: checks on and off, one process and two, one BLAS thread each."""
+    os.environ.update(ONE_BLAS_THREAD)
+    runs = {
+        "checks off": ("--no-checks",),
+        "checks on": (),
+        "checks off, 2 processes": ("--no-checks", "--processes", "2"),
+    }
+    seconds, peak = {}, 0.0
+    for name, options in runs.items():
+        done = run("-m", "fa4", "run", *LONG, *options, "--json")
+        result = json.loads(done.stdout)
+        seconds[name] = result["seconds"]
+        peak = max(peak, done.peak_mb)
+        if name == "checks off":
+            speed = result["thread_instructions"] / result["seconds"] / 1e6
+    what = "emulated, 1 head x 4096 x d128"
+    yield Figure(f"{what}: checks off, thread-instructions", speed, "M/s", 20, at_least=True)
+    yield Figure(f"{what}: checks off", seconds["checks off"], "s", 7)
+    slower = seconds["checks on"] / seconds["checks off"]
+    yield Figure(f"{what}: checks on over off", slower, "x", 3)
+    faster = seconds["checks off"] / seconds["checks off, 2 processes"]
+    yield Figure(f"{what}: 2 processes over 1", faster, "x", 1.7, at_least=True)
+    yield Figure(f"{what}: peak memory", peak, "MB", 1000)
+
+
 def errors(what: str, result: dict[str, Any]) -> Iterator[Figure]:
     """The errors of a run against float64, as the numbers rule bounds them."""
     largest = result["torch_max_abs_error"]
@@ -133,6 +163,7 @@ FIGURES: dict[str, Callable[[], Iterator[Figure]]] = {
     "imports": imports,
     "reference": reference,
     "emulated": emulated,
+    "long": long,
     "demo": demo,
 }
 
