@@ -15,7 +15,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-fast test-peers lint format type mutate bench clean FORCE
+.PHONY: help install demo test test-fast test-exhaustive test-peers lint format type mutate bench clean FORCE
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -59,6 +59,10 @@ test: $(VENV)/.installed
 
 test-fast: $(VENV)/.installed
 	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
+
+# Every mutant of our kernels, and a hundred schedules: minutes, of which `make test` runs a sample.
+test-exhaustive: $(VENV)/.installed
+	$(PYTEST) --exhaustive -m exhaustive $(PYTEST_ARGS)
 
 # Other authors' kernels on the emulator: a larger install, so that `make test` skips them.
 $(VENV)/.installed-peers: $(VENV)/.installed

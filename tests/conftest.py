@@ -26,8 +26,18 @@ def _why_no_gpu() -> str | None:
     return None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip `gpu` tests with the reason; torch is only imported where there is such a test."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--exhaustive", action="store_true", help="also what takes minutes a test")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out `exhaustive` tests unless asked for, and skip `gpu` tests with the reason; torch is
+    only imported where there is such a test."""
+    if not config.getoption("--exhaustive"):
+        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if item not in set(left_out)]
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     reason = _why_no_gpu() if gpu_items else None
     if reason:

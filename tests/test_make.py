@@ -34,7 +34,9 @@ class Checkout:
         """What the interpreter was asked to do, a line each."""
         log = self.path / "log"
         log.write_text("")
-        env = dict(os.environ, LOG=str(log), MAKEFLAGS="", **variables)
+        # what this make was asked for is not for the one under test
+        inherited = {k: v for k, v in os.environ.items() if k not in ("PYTEST_ARGS", "JOBS")}
+        env = dict(inherited, LOG=str(log), MAKEFLAGS="", MAKEOVERRIDES="", **variables)
         done = subprocess.run(
             ["make", "PYTHON=./interpreter", *arguments],
             cwd=self.path,

@@ -128,7 +128,9 @@ def _nan_where_weightless(out: torch.Tensor, lse: torch.Tensor, blind: int) -> t
     but none has weight. The first ``blind`` rows see none, and stay 0."""
     weightless = lse.isneginf()
     weightless[:, :, :blind] = False
-    return out.masked_fill(weightless.unsqueeze(-1), torch.nan) if weightless.any() else out
+    if lse.is_meta or weightless.any():  # a meta tensor has no values to look at
+        return out.masked_fill(weightless.unsqueeze(-1), torch.nan)
+    return out
 
 
 def _owned(t: torch.Tensor) -> torch.Tensor:

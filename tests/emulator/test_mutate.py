@@ -150,7 +150,9 @@ def test_a_sample_of_the_forward_kernels_mutants_is_caught(target):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["gemm", *FORWARD])
+@pytest.mark.parametrize(
+    "target", ["gemm", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in FORWARD)]
+)
 def test_every_mutant_is_caught_or_explained(target):
     outcomes = mutate.run(getattr(mutation_targets, target)(), runs=RUNS)
     assert [str(o.mutation) for o in outcomes if not o.ok] == []

@@ -33,7 +33,7 @@ def test_a_few_schedules(target):
     check(target, SCHEDULES[:8])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("target", ["gemm", "forward_dense", "forward_causal"])
 def test_a_hundred_schedules(target):
     assert len(set(SCHEDULES)) == 100
