@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partial
 from typing import Any
@@ -71,6 +71,7 @@ def emulate(
     _check_choices({**settings, "checks": checks}, seed, max_instructions)
     _check_processes(processes, record, trace)
     names = _role_names(roles)
+    chosen = _chosen_ctas(ctas)
 
     from kernels.emulator.capture import HostArguments
 
@@ -88,7 +89,7 @@ def emulate(
             checks,
             profile,
             record,
-            None if ctas is None else frozenset(ctas),
+            chosen,
             trace,
         ),
         processes=processes,
@@ -107,6 +108,17 @@ def emulate(
 
 
 # --- Arguments ----------------------------------------------------------------------------------
+
+
+def _chosen_ctas(ctas: Any) -> frozenset[int] | None:
+    if ctas is None:
+        return None
+    if isinstance(ctas, str) or not isinstance(ctas, Iterable):
+        raise ValueError(f"ctas={ctas!r}: must be linear indices of CTAs, such as [0, 5]")
+    chosen = list(ctas)
+    if not chosen or any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in chosen):
+        raise ValueError(f"ctas={ctas!r}: must be linear indices of CTAs, such as [0, 5]")
+    return frozenset(chosen)
 
 
 def launch_ctas(launch: Launch) -> int:
@@ -275,6 +287,11 @@ def _run_launches(
         memory = GlobalMemory()
         for allocation in launch.allocations:
             memory.add(allocation.base, allocation.nbytes, allocation.name)
+        if options.ctas is not None and max(options.ctas) >= launch_ctas(launch):
+            raise ValueError(
+                f"ctas: {max(options.ctas)} is not in the grid of {launch.kernel}, whose"
+                f" {launch_ctas(launch)} CTAs are 0 to {launch_ctas(launch) - 1}"
+            )
         several = min(processes, launch_ctas(launch)) > 1
         run: Any = partial(run_parallel, processes=processes) if several else run_launch
         try:

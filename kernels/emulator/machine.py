@@ -329,8 +329,17 @@ class Machine:
                 if self.race is not None:
                     self.race.check_exit(cta)
             except EmulatorFault as fault:  # the CTA's, not a warp's
+                details = dict(fault.details)
+                pc = details.pop("pc", None)  # of the operation that is not over
+                ins = self.program.segments[pc].first if pc is not None else None
                 return Finding(
-                    fault.code, fault.message, role="CTA exit", cta=cta.block, details=fault.details
+                    fault.code,
+                    fault.message,
+                    role="CTA exit",
+                    cta=cta.block,
+                    ptx_line=ins.line if ins is not None else None,
+                    source=self.program.module.source_of(ins) if ins is not None else "",
+                    details=details,
                 )
         return None
 

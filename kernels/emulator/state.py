@@ -89,6 +89,8 @@ class Warp:
 
     def exit_lanes(self, mask: int) -> None:
         self.alive &= ~mask
+        if not self.alive:
+            self.cta.named.warp_left()
 
     def merge(self) -> None:
         """Fragments that wait for nothing, or for each other, and stand at one place become one."""
@@ -115,6 +117,7 @@ class Warp:
 @dataclass(slots=True)
 class _Barrier:
     expected: int
+    whole: bool  # of all the CTA's threads that live, not of a given number
     arrived: int = 0
     by: list[str] = field(default_factory=list)
 
@@ -126,8 +129,12 @@ class NamedBarriers:
         self._cta = cta
         self.open: dict[int, _Barrier] = {}
 
-    def arrive(self, warp: Warp, index: int, expected: int, waits: bool) -> bool:
-        """A warp arrives; True if that completes the barrier (waiters are then woken)."""
+    def arrive(self, warp: Warp, index: int, threads: int | None, waits: bool) -> bool:
+        """A warp arrives; True if that completes the barrier (waiters are then woken).
+
+        threads: the count; None: every thread of the CTA that has not returned.
+        """
+        expected = self._alive() if threads is None else threads
         if not 0 <= index < NAMED_BARRIERS:
             raise EmulatorFault(
                 "named_barrier_bad_id", f"barrier {index}: a CTA has 0 to 15", barrier=index
@@ -140,8 +147,10 @@ class NamedBarriers:
                 barrier=index,
                 expected=expected,
             )
-        barrier = self.open.setdefault(index, _Barrier(expected))
-        if barrier.expected != expected:
+        barrier = self.open.setdefault(index, _Barrier(expected, threads is None))
+        if barrier.whole and threads is None:
+            barrier.expected = expected
+        elif barrier.expected != expected:
             raise EmulatorFault(
                 "named_barrier_count_mismatch",
                 f"{warp.name} arrives at barrier {index} with {expected} threads, but it is open"
@@ -158,12 +167,28 @@ class NamedBarriers:
             machine.race.named_arrive(warp, self._cta, index)
         if barrier.arrived < expected:
             return False
+        self._complete(index, [warp] * waits)
+        return True
+
+    def warp_left(self) -> None:
+        """A warp has returned: a barrier of the whole CTA waits for it no longer (CUDA C++
+        Programming Guide: __syncthreads waits for all non-exited threads)."""
+        for index, barrier in list(self.open.items()):
+            if barrier.whole:
+                barrier.expected = self._alive()
+                if barrier.arrived >= barrier.expected > 0:
+                    self._complete(index, [])
+
+    def _alive(self) -> int:
+        return 32 * sum(warp.alive != 0 for warp in self._cta.warps)
+
+    def _complete(self, index: int, completing: list[Warp]) -> None:
         del self.open[index]
+        machine = self._cta.machine
         if machine.race is not None:
             waiters = [w for w, _ in self._cta.waiting.get(("bar", index), ())]
-            machine.race.named_release(self._cta, index, waiters + [warp] * waits)
+            machine.race.named_release(self._cta, index, waiters + completing)
         machine.wake(("bar", index), self._cta)
-        return True
 
 
 class Cta:

@@ -132,17 +132,37 @@ def check_tensor_maps(
         except (EmulatorFault, UnsupportedPTX):
             continue  # not a map, or one whose use is a finding of its own
         for name, place in tensors:
-            if place.base != tensor_map.address:
-                continue
-            for dim, stride in enumerate(place.strides):
-                nbytes = stride * place.bits // 8
-                if nbytes % 16 and place.shape[dim] > 1 and stride != 1:
-                    if nbytes & ~15 in tensor_map.strides_bytes:
-                        raise ValueError(
-                            f"{name}: dimension {dim} has a stride of {nbytes} bytes, and the"
-                            " kernel makes a tensor map of it, whose strides are multiples of 16"
-                            " bytes; pad the rows, or copy the tensor to one with padded rows"
-                        )
+            same_element = tensor_map.element_bytes * 8 == place.bits
+            if place.base & ~15 == tensor_map.address and same_element:
+                _check_describable(name, place, tensor_map)
+
+
+def _check_describable(name: str, place: Geometry, tensor_map: TensorMap) -> None:
+    """Raise ValueError unless the map at the tensor's address can be a map of the tensor."""
+    if place.base % 16:
+        raise ValueError(
+            f"{name}: its data begins at {place.base:#x}, and the kernel makes a tensor map of it,"
+            " which needs a multiple of 16 bytes; copy the tensor, or slice it elsewhere"
+        )
+    moving = [(d, s) for d, s in enumerate(place.strides) if place.shape[d] > 1]
+    for dim, stride in moving:
+        nbytes = stride * place.bits // 8
+        if nbytes % 16 and stride != 1 and nbytes & ~15 in tensor_map.strides_bytes:
+            raise ValueError(
+                f"{name}: dimension {dim} has a stride of {nbytes} bytes, and the"
+                " kernel makes a tensor map of it, whose strides are multiples of 16"
+                " bytes; pad the rows, or copy the tensor to one with padded rows"
+            )
+    strides = [stride for _, stride in moving]
+    outer = zip(tensor_map.strides_bytes, tensor_map.dims[1:], strict=True)
+    asked = [nbytes for nbytes, size in outer if size > 1]
+    lost = 0 in asked and 0 not in strides  # a contiguous dimension where the map has an outer one
+    if strides and (1 not in strides or lost):
+        raise ValueError(
+            f"{name}: strides {place.strides} of shape {place.shape}, and the kernel makes a tensor"
+            " map of it whose innermost dimension is another than the contiguous one; call"
+            " .contiguous() on the tensor"
+        )
 
 
 def geometry(tensor: Any) -> Geometry:

@@ -182,3 +182,30 @@ def test_strides_that_a_tensor_map_cannot_hold_are_refused():
     columns = rows.float()
     report = emulator.emulate(k.axpy, columns[:, 0], columns[:, 1], columns[:, 2], 1.0)
     assert report.ok, str(report)  # makes no map
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: torch.randn(64, 64).bfloat16().T, "strides .* call .contiguous"),
+        (lambda: torch.randn(64, 128).bfloat16()[:, ::2], "strides .* call .contiguous"),
+        (lambda: torch.randn(64, 72).bfloat16()[:, 1:65], "data begins at .* multiple of 16 bytes"),
+    ],
+    ids=["transposed", "every second column", "address"],
+)
+def test_tensors_that_no_tensor_map_describes_are_refused(make, message):
+    """The map's innermost dimension is contiguous and its address a multiple of 16 bytes, whatever
+    the tensor's are: the copy would fetch other elements."""
+    src, dst = make(), torch.zeros(32, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=f"src: .*{message}"):
+        capture.compile(k.load_tile, src, dst).launch(src, dst)
+    copy = src.contiguous()
+    assert len(capture.compile(k.load_tile, copy, dst).launch(copy, dst)) == 1
+
+
+@pytest.mark.parametrize("ctas", [[5], [], ["a"], "0", 3, [-1], [True]])
+def test_ctas_outside_the_grid_are_refused(ctas):
+    x, y, out = torch.randn(3, 128)
+    with pytest.raises(ValueError, match="ctas"):
+        emulator.emulate(k.axpy, x, y, out, 1.0, ctas=ctas)
+    assert emulator.emulate(k.axpy, x, y, out, 1.0, ctas=[1]).launches[0].ctas == 1

@@ -37,13 +37,15 @@ WARP, TMEM_LD, TMEM_ST, TENSOR_CORE, TMA_LOAD, TMA_STORE = (
 
 @dataclass(slots=True)
 class Agent:
-    """``clock``: that of its latest access; ``warp``: for whom it works."""
+    """``clock``, ``pc``: of its latest access and the segment that issued it; ``warp``: for whom it
+    works."""
 
     index: int
     kind: str
     warp: Any
     clock: int = 1
     bundle: Bundle = field(default_factory=lambda: np.zeros((ROWS, 0), np.int32))
+    pc: int | None = None
 
 
 class Agents:

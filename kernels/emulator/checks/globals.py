@@ -327,7 +327,7 @@ class GlobalRaces:
             why = "what synchronises them is relaxed, without a fence"
         elif int(last.how[cell]) == COPY and inside and wrote:
             code = "tma_store_not_waited"
-            why = "cp.async.bulk.wait_group (not .read) and a synchronisation are missing"
+            why = "cp.async.bulk.wait_group (not .read), or a synchronisation behind it, is missing"
         else:
             code, why = "global_race", "no synchronisation orders them"
             if not inside:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from ..state import Cta, Warp
 
 CELL_BYTES = 4
+_BEHIND = "{}, or a synchronisation of the two behind it, is missing"
 _NO_COMMIT = "no tcgen05.commit behind the MMA was waited for"
 _MUST_FINISH = (TMA_LOAD, TMA_STORE, TENSOR_CORE, TMEM_ST, WGMMA)
 QUADS = 4  # of 32 Tensor Memory lanes
@@ -419,6 +420,7 @@ class RaceDetector(ThreadHooks):
     ) -> None:  # fmt: skip
         """``view``: in the place of the agent's row. ``fine``: see `Shadow.refine`."""
         bundle = self.agents.fit(agent)
+        agent.pc = pc
         if view is None:
             view = bundle[row]
         if write:
@@ -612,12 +614,16 @@ class RaceDetector(ThreadHooks):
                         f" {agent.warp.name}",
                         engine=agent.kind,
                         issued_by=agent.warp.name,
+                        pc=agent.pc,
                     )
 
     # -- reports ---------------------------------------------------------------------------------
 
     def _name(self, agent: Agent) -> str:
-        name = agent.warp.name if agent.warp is not None else "nobody"
+        name = "nobody"
+        if (warp := agent.warp) is not None:
+            alike = sum(other.name == warp.name for other in warp.cta.warps)
+            name = f"{warp.name} (warp {warp.index})" if alike > 1 else warp.name
         return name if agent.kind == WARP else f"{agent.kind} of {name}"
 
     def _fault(
@@ -676,13 +682,13 @@ class RaceDetector(ThreadHooks):
         if other.kind == TMA_LOAD:
             return "tma_load_not_waited", "the copy's mbarrier was not waited for"
         if other.kind == WGMMA:
-            return "mma_operand_overwritten", "wgmma.wait_group and a synchronisation are missing"
+            return "mma_operand_overwritten", _BEHIND.format("wgmma.wait_group")
         if other.kind == CP_ASYNC:
             return "cp_async_not_waited", "cp.async.wait_group or the copy's mbarrier is missing"
         if other.kind == ST_ASYNC:
             return "st_async_not_waited", "the store's mbarrier was not waited for"
         if other.kind == TMA_STORE:
-            return "tma_store_not_waited", "cp.async.bulk.wait_group is missing"
+            return "tma_store_not_waited", _BEHIND.format("cp.async.bulk.wait_group")
         if other.kind == TENSOR_CORE:
             if space == "tmem":
                 return (
@@ -691,7 +697,7 @@ class RaceDetector(ThreadHooks):
                 )
             return "mma_operand_overwritten", "no tcgen05.commit behind the MMA was waited for"
         if other.kind == TMEM_LD:
-            return "tcgen05_ld_not_waited", "tcgen05.wait::ld and a synchronisation are missing"
+            return "tcgen05_ld_not_waited", _BEHIND.format("tcgen05.wait::ld")
         if other.kind == TMEM_ST:
-            return "tcgen05_st_not_waited", "tcgen05.wait::st and a synchronisation are missing"
+            return "tcgen05_st_not_waited", _BEHIND.format("tcgen05.wait::st")
         return f"{space}_race", "no synchronisation orders them"

@@ -92,7 +92,7 @@ def named_barrier(b: Binding) -> Handler:
     def run(w: Warp, mask: int) -> Wait | None:
         lane = first_lane(mask)
         index = number(w, lane)
-        expected = threads(w, lane) if threads is not None else w.cta.threads_rounded
+        expected = threads(w, lane) if threads is not None else None
         if w.cta.named.arrive(w, index, expected, waits):
             return None
         if not waits:
