@@ -246,6 +246,11 @@ class Machine:
         block = ctypes.create_string_buffer(nbytes + 128)
         # Parameters are aligned as declared (tensor maps to 64 bytes), also in host memory.
         self._params_address = (ctypes.addressof(block) + 127) // 128 * 128
+        if len(entry.params) != len(self.launch.params):
+            raise ValueError(
+                f"entry {entry.name} declares {len(entry.params)} parameters, the launch gives"
+                f" {len(self.launch.params)}"
+            )
         for param, data in zip(entry.params, self.launch.params, strict=True):
             if len(data) != param.nbytes:
                 raise ValueError(
@@ -410,7 +415,9 @@ class Machine:
             self._touch_loads(warp, segment)
         if not segment.native:
             self._execute(warp, fragment, segment, mask)
-        elif segment.converged and mask != warp.alive:
+        elif segment.converged and (mask != warp.alive or segment.source_lanes & ~mask):
+            if mask == warp.alive:
+                raise shuffle_fault(segment.source_lanes & ~mask)
             self._converge(warp, fragment, segment, mask)
         else:
             taken = segment.run(warp.registers.address, mask, self._params_address)
@@ -604,6 +611,16 @@ def special_registers(machine: Machine, warp: Warp) -> dict[str, Any]:
     for name, triple in vectors.items():
         values |= {f"%{name}.{axis}": v for axis, v in zip("xyz", triple, strict=True)}
     return values
+
+
+def shuffle_fault(lanes: int) -> EmulatorFault:
+    """For a native block whose shfl reads lanes that have returned."""
+    return EmulatorFault(
+        "shfl_inactive_lane",
+        f"a shfl reads lane {(lanes & -lanes).bit_length() - 1}, which does not take part: the"
+        " result is undefined",
+        lanes=lanes,
+    )
 
 
 def _lowest(fragments: list[Fragment]) -> Fragment | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from .findings import UnsupportedPTX
 from .memory.local import LOCAL_BASE
-from .native import BlockBuilder, Places, compile_blocks, find, find_collective
+from .native import BlockBuilder, Places, compile_blocks, find, find_collective, source_lanes
 from .ptx.ast import Entry, Instr, Label, Mem, Module, Operand, Reg, RegPair, Special, Vec
 from .registers import RegisterFile
 
@@ -41,6 +41,7 @@ class Segment:
     count: int = 0
     converged: bool = False  # needs every live lane of the warp
     leaves: bool = False  # ret or exit
+    source_lanes: int = 0  # lanes that a native shfl reads
     syncs: bool = False  # native, with a bar.warp.sync of the whole warp in it
     ld_uses: frozenset[int] = frozenset()  # tcgen05.ld segments whose results it computes with
     ld_touches: frozenset[int] = frozenset()  # and those whose registers it names at all
@@ -171,6 +172,9 @@ def cut(entry: Entry) -> list[Segment]:
         segment.converged = segment.native and any(
             find_collective(ins) is not None for ins in segment.instrs
         )
+        if segment.converged:
+            for ins in segment.instrs:
+                segment.source_lanes |= source_lanes(ins)
         segment.syncs = segment.native and any(i.op == "bar.warp.sync" for i in segment.instrs)
         if segment.branch != "none":
             label = segment.instrs[-1].operands[0]

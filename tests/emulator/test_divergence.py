@@ -237,3 +237,15 @@ def test_member_that_never_comes_is_a_deadlock() -> None:
       mov.b32 %d, 0;"""
     result = run(body, {}, {"d": np.uint32}, max_instructions=20_000)
     assert [f.code for f in result.findings] == ["instruction_limit"]
+
+
+def test_a_shuffle_from_a_lane_that_has_returned_is_a_finding() -> None:
+    """Also where the block is native: every live lane is there, the lane it reads is not."""
+    body = ".reg .pred %q; setp.ge.u32 %q, %thread_, 16; @%q bra OUT; " + (
+        "shfl.sync.idx.b32 %d, %a, {lane}, 31, -1; bra KEEP; OUT: ret; KEEP:"
+    )
+    values = np.arange(32, dtype=np.uint32) + 7
+    fine = run(body.replace("{lane}", "3"), {"a": values}, {"d": np.uint32})
+    assert fine.findings == [] and (fine["d"][:16] == 10).all()
+    (finding,) = run(body.replace("{lane}", "20"), {"a": values}, {"d": np.uint32}).findings
+    assert finding.code == "shfl_inactive_lane"

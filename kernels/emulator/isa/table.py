@@ -238,4 +238,10 @@ def find_binder(program: Program, ins: Instr) -> tuple[Binder, re.Match[str], bo
 def bind(program: Program, index: int, ins: Instr) -> tuple[Handler, bool]:
     """The handler of one instruction, and whether it needs a converged warp."""
     binder, match, converged = find_binder(program, ins)
-    return binder(Binding(program, ins, match, index)), converged
+    binding = Binding(program, ins, match, index)
+    try:
+        return binder(binding), converged
+    except UnsupportedPTX:
+        raise
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, AssertionError) as error:
+        raise binding.unsupported(f"its operands are not understood ({error})") from error

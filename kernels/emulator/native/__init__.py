@@ -10,7 +10,7 @@ from . import (  # noqa: F401  (they fill the table)
     integer,
 )
 from .builder import BlockBuilder, Places
-from .collective import find_collective
+from .collective import find_collective, source_lanes
 from .jit import NativeModule, compile_blocks
 from .table import find
 
@@ -21,4 +21,5 @@ __all__ = [
     "compile_blocks",
     "find",
     "find_collective",
+    "source_lanes",
 ]

@@ -39,6 +39,15 @@ def find_collective(ins: Instr) -> Emitter | None:
     return None
 
 
+def source_lanes(ins: Instr) -> int:
+    """The lane that a shfl of a fixed lane reads, as a mask; 0 for any other instruction."""
+    if ins.op != "shfl.sync.idx.b32" or find_collective(ins) is None:
+        return 0
+    lane = ins.operands[2]
+    assert isinstance(lane, Imm)
+    return 1 << (lane.value & V - 1)
+
+
 def _lanes(b: BlockBuilder, mask: str) -> str:
     return b.t(f"bitcast i32 {mask} to {I1}")
 
