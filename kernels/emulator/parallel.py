@@ -5,7 +5,8 @@ memory (copy on write) and sends back the bytes that it changed; the parent writ
 workers are done, so that an interrupted launch leaves the tensors as they were. Two workers that
 changed the same byte did share writes: that is an error, and nothing is written. What a worker
 wrote is not seen by the others, so a kernel whose CTAs read each other's results needs
-``processes=1``.
+``processes=1``. Forking is for a process without other threads at work (Python's own advice): call
+it from a program's main thread, not from under a thread pool.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .findings import Finding
 from .gpus import GpuModel
 from .host_runtime import Launch
 from .machine import LaunchResult, clusters, load, run_launch
@@ -111,7 +113,7 @@ def _work(
             at = np.flatnonzero(old != allocation.data)
             if at.size:
                 changes.append((index, at, allocation.data[at]))
-        pipe.send(("done", (result, changes)))
+        pipe.send(("done", (_plain(result), changes)))
     except BaseException as error:  # sent to the parent, which raises it
         try:
             pickle.dumps(error)
@@ -139,12 +141,26 @@ def _collect(
             if kind == "error":
                 raise value
             if kind == "done":
-                answers[pipe] = value
+                answers[pipe] = (_result(value[0]), value[1])
             else:
                 done[pipe] = value
                 if progress is not None:
                     progress(min(sum(done.values()) / len(pipes), 1.0))
     return [answers[pipe] for pipe in pipes]
+
+
+_NUMBERS = ("thread_instructions", "ctas", "seconds", "decode_seconds")
+
+
+def _plain(result: LaunchResult) -> dict[str, Any]:
+    """A result as plain data: classes need not be importable under their names, nor the same."""
+    out = {name: getattr(result, name) for name in _NUMBERS}
+    return out | {"findings": [finding.to_dict() for finding in result.findings]}
+
+
+def _result(plain: dict[str, Any]) -> LaunchResult:
+    findings = [Finding(**finding) for finding in plain["findings"]]
+    return LaunchResult(**{name: plain[name] for name in _NUMBERS}, findings=findings)
 
 
 def _write_back(memory: GlobalMemory, changes: list[Changes], launch: Launch) -> None:
