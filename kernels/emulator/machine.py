@@ -334,13 +334,17 @@ class Machine:
                 if self.race is not None:
                     self.race.check_exit(cta)
             except EmulatorFault as fault:  # the CTA's, not a warp's
-                details = dict(fault.details)
-                pc = details.pop("pc", None)  # of the operation that is not over
+                details = {**fault.details, "found_at": "CTA exit"}
+                # The operation that is not over, or what nobody has undone, and whose it is.
+                pc, issuer = details.pop("pc", None), details.pop("issuer", None)
                 ins = self.program.segments[pc].first if pc is not None else None
+                if ins is not None:
+                    details["instruction"] = ins.text
                 return Finding(
                     fault.code,
                     fault.message,
-                    role="CTA exit",
+                    role=issuer.name if issuer is not None else "CTA exit",
+                    warp=issuer.index if issuer is not None else None,
                     cta=cta.block,
                     ptx_line=ins.line if ins is not None else None,
                     source=self.program.module.source_of(ins) if ins is not None else "",

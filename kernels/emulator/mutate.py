@@ -348,9 +348,13 @@ def run(
     finds in ``str(mutation)``. told: called with each outcome, its number and how many
     there are. Raises ValueError where the original is not clean under every run.
     """
+    if sample is not None and sample < 1:
+        raise ValueError(f"a sample of {sample} mutants: give 1 or more, or no sample for all")
     subject = load_subject(target) if isinstance(target, str) else target
     mutated = MutationRun(subject, runs)
     chosen = [m for m in mutated.mutations if re.search(only, str(m))]
+    if not chosen:
+        raise ValueError(f"no mutation of the {len(mutated.mutations)} there are matches {only!r}")
     if sample is not None and sample < len(chosen):
         picked = random.Random(seed).sample(range(len(chosen)), sample)
         chosen = [chosen[k] for k in sorted(picked)]

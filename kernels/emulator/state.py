@@ -211,6 +211,7 @@ class Cta:
         self.launch_registers = launch_registers(program.entry, machine.gpu.registers_per_sm)
         self.free_registers = 0  # a thread, in the pool of setmaxnreg
         self.cta_group: int | None = None  # of its tcgen05 instructions
+        self.tmem_owners: dict[int, tuple[Warp, int]] = {}  # column -> who allocated it, and where
         self.launch_refused = False  # it has seen launch control refuse
         self.pair_calls: dict[str, PairCall] = {}  # collective calls that wait for the peer CTA
         self.gave_up_at: int | None = None  # machine events when a soft wait last gave up
@@ -248,4 +249,11 @@ class Cta:
 
     def check_exit(self) -> None:
         """Rules at the end of a CTA."""
-        self.tmem.check_freed()
+        try:
+            self.tmem.check_freed()
+        except EmulatorFault as fault:
+            first = fault.details["allocations"][0][0]
+            warp, pc = self.tmem_owners[first]
+            raise EmulatorFault(
+                fault.code, fault.message, **fault.details, issuer=warp, pc=pc
+            ) from None

@@ -110,6 +110,9 @@ def test_json_and_sample(capsys):
         (["tests.emulator.test_mutate:returns_a_number"], "must return a Subject"),
         ([GEMM, "--schedules", "round_robin/soon/silicon"], "is not POLICY"),
         ([GEMM, "--only", "("], "unterminated"),
+        ([GEMM, "--only", "no such thing"], "matches"),
+        ([GEMM, "--sample", "0"], "give 1 or more"),
+        ([GEMM, "--sample", "-3"], "give 1 or more"),
     ],
 )
 def test_bad_arguments(arguments, says, capsys):

@@ -614,6 +614,7 @@ class RaceDetector(ThreadHooks):
                         f" {agent.warp.name}",
                         engine=agent.kind,
                         issued_by=agent.warp.name,
+                        issuer=agent.warp,
                         pc=agent.pc,
                     )
 

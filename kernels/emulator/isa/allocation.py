@@ -44,6 +44,7 @@ def alloc(b: Binding) -> Handler:
         if column is None:
             detail = (("barrier", "Tensor Memory"), ("waits_for", f"{columns} columns"))
             return Wait(("tmem",), f"tcgen05.alloc of {columns} columns", detail=detail)
+        cta.tmem_owners[column] = (w, w.pc)
         own, start = cta.locate(to(w, lane))
         at = np.array([start], np.int64)
         if own is not cta:

@@ -277,12 +277,16 @@ def check_wrong(case: Litmus) -> None:
 
 
 def assert_names_both(ran: LaunchResult, case: Litmus) -> None:
-    """A race names both accesses, every finding the line of the wrong half's PTX."""
+    """A race names both accesses, every finding a warp and its line of the wrong half's PTX."""
     finding = ran.findings[0]
     lines = case.text(False).splitlines()
-    if finding.ptx_line is not None:
-        operand = re.split(r"[\s;]", lines[finding.ptx_line - 1].strip())[0]
-        assert operand.lstrip("@!%") or finding.code == "deadlock"
+    assert finding.role.startswith("warp ") and finding.warp is not None
+    assert finding.ptx_line is not None
+    instruction = finding.details.get("instruction")
+    if instruction is not None:
+        assert instruction.split()[0] in lines[finding.ptx_line - 1]
+    else:
+        assert finding.code == "deadlock"
     other = finding.details.get("other")
     if other is not None:
         assert other["instruction"].split()[0] in lines[other["ptx_line"] - 1]
