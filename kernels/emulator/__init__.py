@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.emulator.findings import EmulationError, EmulatorFault, Finding, UnsupportedPTX
 
 if TYPE_CHECKING:
-    from kernels.emulator.api import clear_cache, emulate
+    from kernels.emulator.api import clear_cache, emulate, stand_in
     from kernels.emulator.capture import host_sees
     from kernels.emulator.gpus import GpuModel, gpu_model
     from kernels.emulator.host_runtime import CaptureError, Launch, UnsupportedLaunch
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "emulate": "api",
     "clear_cache": "api",
+    "stand_in": "api",
     "host_sees": "capture",
     "GpuModel": "gpus",
     "gpu_model": "gpus",
@@ -48,6 +49,7 @@ __all__ = [
     "emulate",
     "gpu_model",
     "host_sees",
+    "stand_in",
 ]
 
 

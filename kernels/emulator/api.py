@@ -5,28 +5,18 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import is_dataclass
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kernels.emulator.findings import Finding
 from kernels.emulator.gpus import GpuModel, gpu_model
 from kernels.emulator.host_runtime import Launch
-from kernels.emulator.report import LaunchReport, Report
-from kernels.emulator.schedule import POLICIES, VISIBILITIES, Options
+from kernels.emulator.report import Report
+from kernels.emulator.running import Progress, Roles, Settings
 
-Roles = Mapping[int, str] | Sequence[str] | None
-Progress = Callable[[float], None]
-
-# What this version can do for each choice that `emulate` offers.
-SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "schedule": POLICIES,
-    "visibility": VISIBILITIES,
-    "checks": (True, False),
-    "profile": ("silicon", "isa"),
-}
-MAX_PROCESSES = 256
+if TYPE_CHECKING:
+    from kernels.emulator.capture.standin import StandIn
 
 
 def emulate(
@@ -66,109 +56,54 @@ def emulate(
     the last one that runs. Raises ValueError for a choice that is not supported, TypeError for a
     wrong `fn` or arguments, UnsupportedPTX and UnsupportedLaunch for what is not modelled.
     """
-    model = gpu_model(gpu)
-    settings = {"schedule": schedule, "visibility": visibility, "profile": profile}
-    _check_choices({**settings, "checks": checks}, seed, max_instructions)
-    _check_processes(processes, record, trace)
-    names = _role_names(roles)
-    chosen = _chosen_ctas(ctas)
-
+    settings = Settings(
+        gpu_model(gpu),
+        seed,
+        schedule,
+        visibility,
+        checks,
+        profile,
+        roles,
+        processes,
+        max_instructions,
+        progress,
+        record,
+        trace,
+        ctas,
+    )
     from kernels.emulator.capture import HostArguments
 
     arguments = HostArguments(fn, args)
-    compiled, compile_seconds = _compile_cached(fn, arguments, model)
+    compiled, compile_seconds = _compile_cached(fn, arguments, settings.gpu)
     launches = compiled.launch_bound(arguments)
-    reports = _run_launches(
-        compiled.ptx,
-        launches,
-        model,
-        options=Options(
-            seed,
-            schedule,
-            visibility,
-            checks,
-            profile,
-            record,
-            chosen,
-            trace,
-        ),
-        processes=processes,
-        roles=names,
-        max_instructions=max_instructions,
-        progress=progress,
-    )
-    return Report(
-        function=function_name(fn),
-        gpu=model,
-        launches=reports,
-        seed=seed,
-        compile_seconds=compile_seconds,
-        **settings,
-    )
+    return settings.report(function_name(fn), compiled.ptx, launches, compile_seconds)
 
 
-# --- Arguments ----------------------------------------------------------------------------------
+@contextmanager
+def stand_in(
+    gpu: str | GpuModel = "b200", *, keep_going: bool = False, **options: Any
+) -> Iterator[StandIn]:
+    """A modelled GPU in the place of a real one while the block runs: code that compiles and
+    launches CuTe DSL kernels for itself, or through a library, runs as it stands.
 
+    `cute.compile`, `@cute.jit` functions called as they are and TVM-FFI functions run their kernels
+    on the model, in the order of the calls; every stream is one. torch has a CUDA device whose
+    tensors lie in CPU memory (of this thread; factories, `.cuda()`, `.to("cuda")`, `torch.cuda`).
+    Kernels may touch what was shown to host code, by DLPack or `data_ptr()`, and still lives.
+    `cute.testing.benchmark` calls its function once and returns NaN: the emulator knows no time.
 
-def _chosen_ctas(ctas: Any) -> frozenset[int] | None:
-    if ctas is None:
-        return None
-    if isinstance(ctas, str) or not isinstance(ctas, Iterable):
-        raise ValueError(f"ctas={ctas!r}: must be linear indices of CTAs, such as [0, 5]")
-    chosen = list(ctas)
-    if not chosen or any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in chosen):
-        raise ValueError(f"ctas={ctas!r}: must be linear indices of CTAs, such as [0, 5]")
-    return frozenset(chosen)
+    options: as of `emulate`. Yields a `StandIn` with a report for each call. A finding raises
+    EmulationError, or with `keep_going` is in its report only; what the kernel should have written
+    after it is then missing.
+    """
+    settings = Settings(gpu_model(gpu), **options)
+    from kernels.emulator.capture.standin import standing_in
 
+    def run(function: str, ptx: str, launches: Sequence[Launch]) -> Report:
+        return settings.report(function, ptx, launches, 0.0)
 
-def launch_ctas(launch: Launch) -> int:
-    """CTAs of a launch's grid."""
-    return launch.grid[0] * launch.grid[1] * launch.grid[2]
-
-
-def _check_processes(processes: Any, record: bool, trace: bool) -> None:
-    if isinstance(processes, bool) or not isinstance(processes, int):
-        raise ValueError(f"processes={processes!r}: must be an integer, 1 or more")
-    if not 1 <= processes <= MAX_PROCESSES:
-        raise ValueError(f"processes={processes}: must be from 1 to {MAX_PROCESSES}")
-    if processes > 1 and record:
-        raise ValueError(f"processes={processes} with record=True: records need processes=1")
-    if trace and (record or processes > 1):
-        raise ValueError("trace=True: a run that is traced has processes=1 and is not recorded")
-
-
-def _check_choices(choices: dict[str, Any], seed: Any, max_instructions: Any) -> None:
-    for name, value in choices.items():
-        supported = SUPPORTED[name]
-        if not any(type(value) is type(other) and value == other for other in supported):
-            raise ValueError(
-                f"{name}={value!r} is not supported; this version supports "
-                f"{' or '.join(map(repr, supported))}"
-            )
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"seed={seed!r}: must be an integer, 0 or more")
-    if max_instructions is not None and (
-        isinstance(max_instructions, bool)
-        or not isinstance(max_instructions, int)
-        or max_instructions < 1
-    ):
-        raise ValueError(
-            f"max_instructions={max_instructions!r}: must be an integer above 0, or None"
-        )
-
-
-def _role_names(roles: Roles) -> dict[int, str]:
-    """Warp index to name; raises ValueError for anything but names of warps."""
-    if roles is None:
-        return {}
-    pairs = roles.items() if isinstance(roles, Mapping) else enumerate(roles)
-    names = dict(pairs)
-    for warp, name in names.items():
-        if isinstance(warp, bool) or not isinstance(warp, int) or warp < 0:
-            raise ValueError(f"roles: {warp!r} is not the index of a warp (0, 1, ...)")
-        if isinstance(roles, str) or not isinstance(name, str):
-            raise ValueError(f"roles: warp {warp} is called {name!r}; a role is a string")
-    return names
+    with standing_in(settings.gpu, run, keep_going) as session:
+        yield session
 
 
 def function_name(fn: Any) -> str:
@@ -253,133 +188,3 @@ def _function_key(fn: Any) -> Any:
             return _Identity(fn)
         return (type(fn), fn)
     return _Identity(fn)
-
-
-# --- Running ------------------------------------------------------------------------------------
-
-
-def _run_launches(
-    ptx: str,
-    launches: Sequence[Launch],
-    gpu: GpuModel,
-    *,
-    options: Options,
-    processes: int,
-    roles: dict[int, str],
-    max_instructions: int | None,
-    progress: Progress | None,
-) -> tuple[LaunchReport, ...]:
-    """Run the launches in order, up to and including the first that has a finding."""
-    from kernels.emulator.machine import run_launch
-    from kernels.emulator.memory import GlobalMemory
-    from kernels.emulator.parallel import run_parallel
-
-    reports: list[LaunchReport] = []
-    left = max_instructions
-    for index, launch in enumerate(launches):
-        if any(report.findings for report in reports):
-            reports.append(LaunchReport(launch, ran=False))
-            continue
-        findings = check_launch(launch, gpu)
-        if findings:
-            reports.append(LaunchReport(launch, tuple(findings)))
-            continue
-        memory = GlobalMemory()
-        for allocation in launch.allocations:
-            memory.add(allocation.base, allocation.nbytes, allocation.name)
-        if options.ctas is not None and max(options.ctas) >= launch_ctas(launch):
-            raise ValueError(
-                f"ctas: {max(options.ctas)} is not in the grid of {launch.kernel}, whose"
-                f" {launch_ctas(launch)} CTAs are 0 to {launch_ctas(launch) - 1}"
-            )
-        several = min(processes, launch_ctas(launch)) > 1
-        run: Any = partial(run_parallel, processes=processes) if several else run_launch
-        try:
-            result = run(
-                ptx,
-                launch,
-                gpu,
-                memory,
-                options=options,
-                roles=roles,
-                max_instructions=left,
-                progress=_part(progress, index, len(launches)),
-            )
-        except KeyboardInterrupt as interrupt:
-            if not several:
-                interrupt.add_note("the emulation was interrupted; the tensors are partial")
-            raise
-        if left is not None:
-            left = max(left - result.thread_instructions, 1)
-        reports.append(
-            LaunchReport(
-                launch,
-                tuple(result.findings),
-                result.thread_instructions,
-                result.ctas,
-                result.seconds,
-                records=result.records,
-                trace=result.trace,
-            )
-        )
-    if progress is not None:
-        progress(1.0)
-    return tuple(reports)
-
-
-def _part(progress: Progress | None, index: int, total: int) -> Progress | None:
-    """Progress of one launch as progress of them all."""
-    if progress is None:
-        return None
-    return lambda fraction: progress((index + fraction) / total)
-
-
-# CUDA C++ Programming Guide, technical specifications: grid x below 2^31, y and z below 2^16; block
-# x and y up to 1024, z up to 64.
-_GRID_LIMITS = (1 << 31, 1 << 16, 1 << 16)
-_BLOCK_LIMITS = (1024, 1024, 64)
-
-
-def check_launch(launch: Launch, gpu: GpuModel) -> list[Finding]:
-    """What the CUDA driver would refuse about a launch (cudaErrorInvalidConfiguration and kin)."""
-    findings: list[Finding] = []
-
-    def refuse(code: str, message: str, **details: Any) -> None:
-        findings.append(Finding(code, message, details={"kernel": launch.kernel, **details}))
-
-    if any(not 1 <= n < limit for n, limit in zip(launch.grid, _GRID_LIMITS, strict=True)):
-        refuse(
-            "launch_bad_grid",
-            f"grid {launch.grid}: each dimension is at least 1, x below 2^31, y and z below 2^16; "
-            "host code must not launch for an empty problem",
-            grid=launch.grid,
-        )
-    threads = launch.block[0] * launch.block[1] * launch.block[2]
-    if (
-        any(not 1 <= n <= limit for n, limit in zip(launch.block, _BLOCK_LIMITS, strict=True))
-        or threads > gpu.max_threads_per_cta
-    ):
-        refuse(
-            "launch_bad_block",
-            f"block {launch.block} is {threads} threads: {gpu.name} allows "
-            f"{gpu.max_threads_per_cta} a CTA",
-            block=launch.block,
-        )
-    if launch.smem_bytes > gpu.smem_per_cta_bytes:
-        refuse(
-            "launch_smem_too_large",
-            f"{launch.smem_bytes} bytes of dynamic shared memory: {gpu.name} has "
-            f"{gpu.smem_per_cta_bytes} for a CTA; use fewer stages or smaller tiles",
-            smem_bytes=launch.smem_bytes,
-        )
-    ctas = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
-    if not 1 <= ctas <= gpu.max_cluster_ctas or any(
-        size < 1 or grid % size for grid, size in zip(launch.grid, launch.cluster, strict=True)
-    ):
-        refuse(
-            "launch_bad_cluster",
-            f"cluster {launch.cluster} in grid {launch.grid}: a cluster has at most "
-            f"{gpu.max_cluster_ctas} CTAs and divides the grid",
-            cluster=launch.cluster,
-        )
-    return findings

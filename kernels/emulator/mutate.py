@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
-from .api import Roles, _role_names, check_launch
+from .running import Roles, check_launch, role_names
 from .findings import Finding, UnsupportedPTX
 from .gpus import GpuModel, gpu_model
 from .host_runtime import Launch
@@ -106,7 +106,7 @@ class MutationRun:
 
         self.subject = subject
         self.gpu: GpuModel = gpu_model(subject.gpu)
-        self.roles = _role_names(subject.roles)
+        self.roles = role_names(subject.roles)
         self.runs = {name: parse_run(name) for name in runs}
         arguments = HostArguments(subject.fn, subject.args)
         compiled = compile_bound(subject.fn, arguments, self.gpu)

@@ -77,9 +77,14 @@ class CudaView:
         return DL_CUDA, 0
 
     def __dlpack__(self, stream: int | None = None) -> Any:
-        capsule = self._tensor.__dlpack__()
-        _dltensor(capsule).device_type = DL_CUDA
-        return capsule
+        return present_as_cuda(self._tensor.__dlpack__())
+
+
+def present_as_cuda(capsule: Any) -> Any:
+    """The DLPack capsule, its memory said to be CUDA device 0's from now on."""
+    tensor = _dltensor(capsule)
+    tensor.device_type, tensor.device_id = DL_CUDA, 0
+    return capsule
 
 
 def _dltensor(capsule: Any) -> _DLTensor:
@@ -115,9 +120,7 @@ class Geometry:
         return next((dim for dim in reversed(ones) if self.shape[dim] > 1), ones[-1])
 
 
-def check_tensor_maps(
-    parameters: Iterable[bytes], tensors: Sequence[tuple[str, Geometry]]
-) -> None:
+def check_tensor_maps(parameters: Iterable[bytes], tensors: Sequence[tuple[str, Geometry]]) -> None:
     """Raise ValueError for an argument that a tensor map cannot describe.
 
     A map keeps its strides as multiples of 16 bytes (cuTensorMapEncodeTiled); the DSL's inline

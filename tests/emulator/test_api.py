@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from kernels.emulator import EmulationError, Finding, api, capture, clear_cache, emulate
+from kernels.emulator import EmulationError, Finding, api, capture, clear_cache, emulate, running
 from kernels.emulator.gpus import GPUS, gpu_model
 from kernels.emulator.host_runtime import Launch
 from tests.emulator import capture_kernels as k
@@ -144,8 +144,8 @@ def test_a_launch_the_driver_would_refuse_does_not_run(machine):
 )
 def test_launch_limits(change, code):
     good = {"grid": (8, 65535, 1), "block": (1024, 1, 1), "cluster": (2, 1, 1)}
-    assert api.check_launch(Launch("k", **good, smem_bytes=232448), gpu_model("b200")) == []
-    findings = api.check_launch(Launch("k", **{**good, **change}), gpu_model("b200"))
+    assert running.check_launch(Launch("k", **good, smem_bytes=232448), gpu_model("b200")) == []
+    findings = running.check_launch(Launch("k", **{**good, **change}), gpu_model("b200"))
     assert [finding.code for finding in findings] == [code]
 
 

@@ -253,13 +253,13 @@ def test_the_dsl_is_as_it_was_and_compiles_for_itself():
     capture.compile(k.axpy, x, y, out, 1.0, None)
     assert dict(vars(dsl_compiler.Compiler)) == before
     tensor = from_dlpack(x, assumed_align=16).mark_layout_dynamic()
-    compiled = cute.compile(k.Doubler(), tensor, capture._stream(None))
+    compiled = cute.compile(k.Doubler(), tensor, capture.cuda_stream(None))
     # The emulator asks for no engine and for PTX; an ordinary compile must get what it asks for.
     assert compiled.__ptx__ is None
     assert compiled.engine is not None
     if not torch.cuda.is_available():
         with pytest.raises(Exception, match="(?i)cuda|driver"):
-            compiled(tensor, capture._stream(None))
+            compiled(tensor, capture.cuda_stream(None))
 
 
 @pytest.mark.gpu
@@ -269,7 +269,7 @@ def test_a_real_launch_in_the_same_process_is_untouched():
         pytest.skip(f"no model of sm_{major}{minor}")
     host = make(1000)
     device = [tensor.cuda() for tensor in host]
-    stream = capture._stream(torch.cuda.current_stream().cuda_stream)
+    stream = capture.cuda_stream(torch.cuda.current_stream().cuda_stream)
     values = [from_dlpack(t, assumed_align=16).mark_layout_dynamic() for t in device]
     before = cute.compile(k.axpy, *values, 2.0, stream)
     captured = capture.compile(k.axpy, *host, 2.0, gpu=f"sm_{major}{minor}a")

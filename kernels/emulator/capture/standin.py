@@ -1,0 +1,169 @@
+"""A modelled GPU in the place of a real one, for code that compiles and launches for itself.
+
+`emulate` runs one host function. `stand_in` is for everything else: scripts that call
+`cute.compile` and the function it returns, `@cute.jit` functions called as they are, TVM-FFI
+functions, and libraries that do all of this behind a torch interface. While its block runs, every
+function that the DSL compiles in this process runs its kernels on the modelled GPU when it is
+called, and torch has a CUDA device (`torch_cuda`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from kernels.emulator.capture.compiled import HostProgram
+from kernels.emulator.capture.device import dsls, host_sees, seen_gpu
+from kernels.emulator.capture.torch_cuda import DeviceMemory, torch_cuda
+from kernels.emulator.findings import EmulationError
+from kernels.emulator.gpus import GpuModel
+from kernels.emulator.host_runtime import Launch
+from kernels.emulator.report import Report
+from kernels.emulator.tensors import CudaView, check_tensor_maps, merge_allocations
+
+Runner = Callable[[str, str, list[Launch]], Report]
+
+
+@dataclass
+class StandIn:
+    """What ran on the modelled GPU. reports: one for each call that launched kernels, in order."""
+
+    gpu: GpuModel
+    reports: list[Report] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every launch so far ran to its end without a finding."""
+        return all(report.ok for report in self.reports)
+
+
+class _Emulated:
+    """Stands for what the DSL compiled: a call runs the kernels on the model."""
+
+    def __init__(self, compiled: Any, memory: DeviceMemory, gpu: GpuModel, run: Runner) -> None:
+        self._compiled = compiled
+        self._memory = memory
+        self._run = run
+        # A TVM-FFI function has made its program while it was made itself.
+        ffi_program = getattr(compiled, "emulated_program", None)
+        self._is_ffi = ffi_program is not None
+        self._program: HostProgram = ffi_program or HostProgram(compiled, gpu)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiled, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        if self._is_ffi:
+            views = [self._on_device(arg) for arg in args]
+            named = {name: self._on_device(arg) for name, arg in kwargs.items()}
+            self._emulate(self._program.launches_of(lambda: self._compiled(*views, **named)))
+            return
+        pointers, keep_alive = self._compiled.execution_args.generate_execution_args(args, kwargs)
+        self.run_compiled_program(pointers)
+        del keep_alive
+
+    def run_compiled_program(self, pointers: Any) -> None:
+        self._emulate(self._program.run(pointers))
+
+    def to(self, device: Any = None) -> _Emulated:
+        return self
+
+    def _on_device(self, arg: Any) -> Any:
+        """A tensor as the FFI takes it; others as they are, sequences item by item."""
+        if hasattr(arg, "untyped_storage"):
+            if self._memory.owns(arg):
+                self._memory.show(arg)
+                return CudaView(arg.detach())
+            return arg
+        if isinstance(arg, (list, tuple)) and not hasattr(arg, "_fields"):
+            return type(arg)(self._on_device(item) for item in arg)
+        return arg
+
+    def _emulate(self, launches: list[Launch]) -> None:
+        tensors = self._memory.tensors()
+        for launch in launches:
+            check_tensor_maps(launch.params, tensors)
+        allocations = merge_allocations(place.allocation(name) for name, place in tensors)
+        launches = [replace(launch, allocations=allocations) for launch in launches]
+        name = str(self._compiled.execution_args.function_name)
+        self._run(name, self._program.ptx, launches)
+
+
+def _ffi_entry(self: Any) -> Any:
+    """In the place of the DSL's `_create_tvm_ffi_function`: the entry point, bound to the model."""
+    tvm_ffi = import_module("tvm_ffi")
+
+    gpu = seen_gpu()
+    assert gpu is not None, "a TVM-FFI function was compiled outside of the stand-in"
+    self.emulated_program = program = HostProgram(self, gpu)
+    address = program.symbol(f"__tvm_ffi_{self.function_name}")
+    return tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=program)
+
+
+@contextmanager
+def _compiles_for(memory: DeviceMemory, gpu: GpuModel, run: Runner) -> Iterator[None]:
+    """The DSL keeps PTX and lines of what it compiles, and what it returns is an `_Emulated`."""
+
+    def stand_in_for(real: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_and_cache(*args: Any, **kwargs: Any) -> Any:
+            if "no_jit_engine" in kwargs:  # a device function, which nobody calls from the host
+                return real(*args, **kwargs)
+            positional = list(args)
+            positional[6] = True  # no_jit_engine: its engine would be the real CUDA runtime's
+            return _Emulated(real(*positional, **kwargs), memory, gpu, run)
+
+        return compile_and_cache
+
+    with ExitStack() as restore:
+        folder = restore.enter_context(tempfile.TemporaryDirectory(prefix="emulator-"))
+        for dsl in dsls():
+            settings = dsl.envar
+            for name, value in {"keep_ptx": True, "lineinfo": True, "dump_dir": folder}.items():
+                restore.callback(setattr, settings, name, getattr(settings, name))
+                setattr(settings, name, value)
+            dsl.compile_and_cache = stand_in_for(dsl.compile_and_cache)
+            restore.callback(delattr, dsl, "compile_and_cache")
+        if find_spec("tvm_ffi") is not None:
+            from cutlass.cutlass_dsl.tvm_ffi_provider import TVMFFIJitCompiledFunctionBase as ffi
+
+            restore.callback(setattr, ffi, "_create_tvm_ffi_function", ffi._create_tvm_ffi_function)
+            ffi._create_tvm_ffi_function = _ffi_entry
+        yield
+
+
+def _call_once(function: Callable[..., Any], **options: Any) -> float:
+    """In the place of cute.testing.benchmark: one call, no time."""
+    workspaces = options.get("workspace_generator")
+    arguments = workspaces() if workspaces else options.get("kernel_arguments")
+    args, kwargs = (arguments.args, arguments.kwargs) if arguments is not None else ((), {})
+    function(*args, **kwargs)
+    return float("nan")
+
+
+@contextmanager
+def standing_in(
+    gpu: GpuModel, run: Callable[[str, str, list[Launch]], Report], keep_going: bool
+) -> Iterator[StandIn]:
+    """The context behind `kernels.emulator.stand_in`; run: emulates a function's launches."""
+    from cutlass.cute import testing
+
+    session = StandIn(gpu)
+
+    def judge(name: str, ptx: str, launches: list[Launch]) -> Report:
+        report = run(name, ptx, launches)
+        session.reports.append(report)
+        if not report.ok and not keep_going:
+            raise EmulationError(f"{name}: the kernel has findings\n{report}", report)
+        return report
+
+    with host_sees(gpu), ExitStack() as restore:
+        memory = restore.enter_context(torch_cuda(gpu))
+        restore.enter_context(_compiles_for(memory, gpu, judge))
+        restore.callback(setattr, testing, "benchmark", testing.benchmark)
+        testing.benchmark = _call_once
+        yield session

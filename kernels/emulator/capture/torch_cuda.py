@@ -1,0 +1,264 @@
+"""A CUDA device for torch on a machine without one: its tensors live in CPU memory.
+
+`torch_cuda` lets code that says `device="cuda"`, `.cuda()` or `torch.cuda.synchronize()` run as it
+stands. A tensor belongs to the device when its storage does: storages that were asked for on the
+device, copied to it, or computed from tensors on it. Such tensors say so (`t.device`, `t.is_cuda`),
+copies between the two sides are copies, and DLPack presents them as the device's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+from kernels.emulator.gpus import GpuModel
+from kernels.emulator.tensors import DL_CUDA, Allocation, Geometry, geometry, present_as_cuda
+
+
+class DeviceMemory:
+    """Storages of the device, and what of them was shown to host code that launches kernels."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, Any] = {}  # StorageImpl address -> StorageWeakRef
+        self._shown: dict[tuple[str, Geometry], Any] = {}  # -> StorageWeakRef
+
+    def owns(self, tensor: Any) -> bool:
+        """Whether the tensor is on the device."""
+        if tensor.layout is not _torch().strided:
+            return False
+        reference = self._storages.get(tensor.untyped_storage()._cdata)
+        return reference is not None and not reference.expired()
+
+    def take(self, tensor: Any) -> None:
+        """The tensor's storage is the device's from now on."""
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        if tensor.layout is _torch().strided and tensor.device.type == "cpu":
+            storage = tensor.untyped_storage()
+            self._storages[storage._cdata] = StorageWeakRef(storage)
+
+    def show(self, tensor: Any) -> None:
+        """Kernels may touch the tensor's extent from now on, as long as its storage lives."""
+        name = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+        reference = self._storages.get(tensor.untyped_storage()._cdata)
+        if reference is not None:
+            self._shown[name, geometry(tensor.detach())] = reference
+
+    def tensors(self) -> list[tuple[str, Geometry]]:
+        """Names and geometries of what is shown and still lives."""
+        self._shown = {key: ref for key, ref in self._shown.items() if not ref.expired()}
+        self._storages = {key: ref for key, ref in self._storages.items() if not ref.expired()}
+        return list(self._shown)
+
+    def allocations(self) -> list[Allocation]:
+        return [place.allocation(name) for name, place in self.tensors()]
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+def _is_cuda(device: Any) -> bool:
+    torch = _torch()
+    if isinstance(device, torch.device):
+        return bool(device.type == "cuda")
+    return isinstance(device, str) and device.partition(":")[0] == "cuda"
+
+
+def _mode(memory: DeviceMemory) -> Any:
+    """The torch function mode that keeps `memory`: sees every torch call of this thread."""
+    torch = _torch()
+    from torch.overrides import TorchFunctionMode
+
+    tensor = torch.Tensor
+
+    def is_cpu(device: Any) -> bool:
+        return device == "cpu" or (isinstance(device, torch.device) and device.type == "cpu")
+
+    def dlpack(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not memory.owns(self):
+            return tensor.__dlpack__(self, *args, **kwargs)
+        memory.show(self)
+        return present_as_cuda(tensor.__dlpack__(self.detach()))
+
+    def data_ptr(self: Any) -> int:
+        memory.show(self)
+        return int(tensor.data_ptr(self))
+
+    def copied(self: Any, to_cuda: bool, result: Any) -> Any:
+        """`result` of a call that moves; a copy where the sides differ and torch made none."""
+        same = result.untyped_storage()._cdata == self.untyped_storage()._cdata
+        if same and memory.owns(self) != to_cuda:
+            result = result.clone()
+        if to_cuda:
+            memory.take(result)
+        return result
+
+    answers: dict[Any, Callable[..., Any]] = {
+        tensor.device.__get__: lambda self, *_: (
+            torch.device("cuda", 0) if memory.owns(self) else tensor.device.__get__(self)
+        ),
+        tensor.is_cuda.__get__: lambda self, *_: memory.owns(self),
+        tensor.is_cpu.__get__: lambda self, *_: not memory.owns(self),
+        tensor.get_device: lambda self: 0 if memory.owns(self) else -1,
+        tensor.data_ptr: data_ptr,
+        tensor.__dlpack__: dlpack,
+        tensor.__dlpack_device__: lambda self: (
+            (DL_CUDA, 0) if memory.owns(self) else tensor.__dlpack_device__(self)
+        ),
+        tensor.cuda: lambda self, *_, **__: copied(self, True, self),
+        tensor.cpu: lambda self, *_, **__: copied(self, False, self),
+        tensor.pin_memory: lambda self, *_, **__: self,
+        tensor.record_stream: lambda self, *_: None,
+    }
+    moves = (tensor.to, tensor.type_as)
+
+    class Device(TorchFunctionMode):  # type: ignore[misc,unused-ignore]
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = dict(kwargs or {})
+            if func in answers:
+                return answers[func](*args, **kwargs)
+            named = [*args, kwargs.get("device")]
+            to_cuda = any(_is_cuda(item) for item in named)
+            to_cpu = any(is_cpu(item) for item in named)
+            args = tuple("cpu" if _is_cuda(item) else item for item in args)
+            if _is_cuda(kwargs.get("device")):
+                kwargs["device"] = "cpu"
+            if kwargs.get("pin_memory"):
+                del kwargs["pin_memory"]
+            result = func(*args, **kwargs)
+            if func in moves and (to_cuda or to_cpu):
+                return copied(args[0], to_cuda, result)
+            given = _tensors(args) + _tensors(tuple(kwargs.values()))
+            if to_cuda or (not to_cpu and any(memory.owns(item) for item in given)):
+                for item in _tensors(result):
+                    memory.take(item)
+            return result
+
+    return Device()
+
+
+def _tensors(value: Any, depth: int = 2) -> list[Any]:
+    """Tensors in a value, tuples and lists inside it included."""
+    if isinstance(value, _torch().Tensor):
+        return [value]
+    if depth and isinstance(value, (tuple, list)):
+        return [found for item in value for found in _tensors(item, depth - 1)]
+    return []
+
+
+# --- torch.cuda ---------------------------------------------------------------------------------
+
+
+class _Stream:
+    """Every stream: work runs when it is issued, so that all orders hold."""
+
+    cuda_stream = 0
+    stream_id = 0
+    device_index = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+    def synchronize(self) -> None: ...
+    def wait_stream(self, _: Any) -> None: ...
+    def wait_event(self, _: Any) -> None: ...
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Event()
+
+    def query(self) -> bool:
+        return True
+
+
+class _Event:
+    """An event; the time between two is NaN, for the emulator knows no time."""
+
+    cuda_event = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def record(self, *_: Any) -> None: ...
+    def wait(self, *_: Any) -> None: ...
+    def synchronize(self) -> None: ...
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _: Any) -> float:
+        return float("nan")
+
+
+class _Properties:
+    """As much of torch.cuda.get_device_properties as a model knows."""
+
+    def __init__(self, gpu: GpuModel) -> None:
+        self.name = gpu.name
+        self.major, self.minor = gpu.compute_capability
+        self.multi_processor_count = gpu.sm_count
+        self.shared_memory_per_block_optin = gpu.smem_per_cta_bytes
+        self.shared_memory_per_multiprocessor = gpu.smem_per_sm_bytes
+        self.max_threads_per_block = gpu.max_threads_per_cta
+        self.warp_size = 32
+
+
+def _cuda_functions(gpu: GpuModel) -> Mapping[str, Any]:
+    """What `torch.cuda` offers while the modelled device is there."""
+    stream = _Stream()
+
+    def nothing(*_: Any, **__: Any) -> None: ...
+
+    return {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "init": nothing,
+        "_lazy_init": nothing,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": nothing,
+        "device": lambda *_: nullcontext(),
+        "synchronize": nothing,
+        "empty_cache": nothing,
+        "get_device_capability": lambda *_: gpu.compute_capability,
+        "get_device_name": lambda *_: gpu.name,
+        "get_device_properties": lambda *_: _Properties(gpu),
+        "current_stream": lambda *_: stream,
+        "default_stream": lambda *_: stream,
+        "stream": lambda *_: nullcontext(),
+        "Stream": _Stream,
+        "ExternalStream": _Stream,
+        "Event": _Event,
+        "manual_seed": nothing,
+        "manual_seed_all": nothing,
+    }
+
+
+def _custom_op(real: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.library.custom_op for which operators of CUDA tensors are those of CPU tensors."""
+
+    def custom_op(*args: Any, device_types: Any = None, **kwargs: Any) -> Any:
+        kinds = [device_types] if isinstance(device_types, str) else device_types
+        if kinds is not None and "cuda" in kinds:
+            device_types = tuple(dict.fromkeys([*kinds, "cpu"]))
+        return real(*args, device_types=device_types, **kwargs)
+
+    return custom_op
+
+
+@contextmanager
+def torch_cuda(gpu: GpuModel) -> Iterator[DeviceMemory]:
+    """While the block runs, torch has the modelled CUDA device; in this thread for its tensors."""
+    torch = _torch()
+    memory = DeviceMemory()
+    changes = [(torch.cuda, name, value) for name, value in _cuda_functions(gpu).items()]
+    changes.append((torch.library, "custom_op", _custom_op(torch.library.custom_op)))
+    with ExitStack() as restore:
+        for owner, name, value in changes:
+            restore.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+        restore.enter_context(_mode(memory))
+        yield memory
