@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-VERSION = 1
+VERSION = 2
 LANE_BITS = 6  # a step is segment << LANE_BITS | active lanes (0 to 32)
 MORE = 1 << 8  # added to an event's kind: the same step has another event after it
 
@@ -79,17 +79,38 @@ class Event(IntEnum):
     TMEM_WAIT = 13  # 0: loads, 1: stores
     MMA = 14  # M, N, K | form << 16 (see MmaForm), accumulator column
     COMMIT = 15  # barrier
-    COPY_IN = 16  # barrier, bytes, shared address: global to shared memory
+    COPY_IN = 16  # barrier, bytes, shared address, `Source`: to shared memory
     COPY_OUT = 17  # bytes, shared address, lanes that ask for this same copy: to global memory
     COPY_COMMIT = 18
     COPY_WAIT = 19  # groups that may be pending, whether reads suffice
     REGISTERS = 20  # setmaxnreg: registers a thread
     TMEM_ALLOC = 21  # columns (negative: freed)
+    LAUNCH_CONTROL = 22  # barrier, bytes of the answer
+    WGMMA = 23  # 64, N, K | form << 16: a warp's part of its warpgroup's MMA
+    WGMMA_COMMIT = 24
+    WGMMA_WAIT = 25  # groups that may be pending
+    WARP_MMA = 26  # M, N, K | form << 16: mma.sync, operands in registers
+    CP_ASYNC = 27  # bytes, 32-byte sectors: global to shared memory, by the warp's threads
+    CP_ASYNC_COMMIT = 28
+    CP_ASYNC_WAIT = 29  # groups that may be pending, whether uncommitted copies count too
+    CP_ASYNC_ARRIVE = 30  # barrier, arrivals, whether these raise the number that is expected
+    LOCAL_LOAD = 31  # bytes
+    LOCAL_STORE = 32  # bytes
+    TMEM_COPY = 33  # bytes: tcgen05.cp, shared to Tensor Memory
+
+
+class Source(IntEnum):
+    """Where a copy to shared memory comes from."""
+
+    GLOBAL = 0
+    MULTICAST = 1  # read once for several CTAs, by the copy recorded before this one
+    PEER = 2  # shared memory of a CTA of the cluster
 
 
 @dataclass(frozen=True)
 class MmaForm:
-    """How an MMA runs: A in TMEM or SMEM, CTAs that share it, bits of an operand element."""
+    """How an MMA runs: A in TMEM (wgmma, mma.sync: in registers) or SMEM, CTAs that share it, bits
+    of an operand element."""
 
     a_in_tmem: bool
     ctas: int

@@ -100,6 +100,7 @@ def _blackwell(
 @lru_cache
 def _hopper(gpu: str, dtype: torch.dtype, head_dim: int, group: int, causal: bool) -> Any:
     cutlass_dtype = peer("flash_attn.cute.cute_dsl_utils").torch2cute_dtype_map[dtype]
+    tile = peer("flash_attn.cute.interface")._tile_size_fwd_sm90(head_dim, head_dim, causal, False)
     with emulator.host_sees(gpu):
         return peer("flash_attn.cute.flash_fwd_sm90").FlashAttentionForwardSm90(
             cutlass_dtype,
@@ -109,13 +110,13 @@ def _hopper(gpu: str, dtype: torch.dtype, head_dim: int, group: int, causal: boo
             is_causal=causal,
             is_local=False,
             pack_gqa=group > 1,
-            tile_m=192 if head_dim <= 64 else 128,
-            tile_n=128,
+            tile_m=tile.m_block_size,
+            tile_n=tile.n_block_size,
             num_stages=2,
             num_threads=384,
             Q_in_regs=False,
-            intra_wg_overlap=True,
-            mma_pv_is_rs=True,
+            intra_wg_overlap=tile.intra_wg_overlap,
+            mma_pv_is_rs=tile.mma_pv_is_rs,
         )
 
 

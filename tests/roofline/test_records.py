@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+
 import numpy as np
 import pytest
 
+from kernels.emulator.coverage import RECORD
 from kernels.emulator.gpus import gpu_model
 from kernels.emulator.host_runtime import Launch
 from kernels.emulator.machine import run_launch
 from kernels.emulator.memory import GlobalMemory
-from kernels.emulator.recorder import wavefronts
+from kernels.emulator.native import table as native
+from kernels.emulator.readers import class_of, wavefronts
 from kernels.emulator.records import MORE, Event, OpClass, Records, RecordsError
 from kernels.emulator.schedule import Options
 
@@ -69,6 +73,15 @@ def run(ctas: frozenset[int] | None = None) -> Records:
     assert result.findings == []
     assert result.records is not None
     return result.records
+
+
+def test_every_instruction_that_tests_have_run_can_be_recorded() -> None:
+    """What a native block does not compute needs a reader, or a kernel that uses it is refused."""
+    with RECORD.open(encoding="utf-8", newline="") as file:
+        ran = sorted({row["opcode"] for row in csv.DictReader(file)})
+    machine = [op for op in ran if op not in ("bra", "bra.uni") and native.find(op) is None]
+    assert len(machine) > 200
+    assert [op for op in machine if class_of(op) is None] == []
 
 
 @pytest.fixture(scope="module")
