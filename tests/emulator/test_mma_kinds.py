@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kernels.emulator.engines import mma, mma_pair
-from kernels.emulator.engines.operands import widen
+from kernels.emulator.engines.formats import widen
 from kernels.emulator.findings import EmulatorFault, UnsupportedPTX
 from kernels.emulator.memory import SharedMemory, TensorMemory
 from tests.emulator.cluster_harness import clean, launch, module
@@ -132,6 +132,37 @@ def test_tcgen05_operands_in_shared_memory(
         assert np.array_equal(bench.tmem.data[:n].view(np.float32).T[rows_of(m)], want)
 
 
+def wide_atom_address(row: int, k: int, where: dict) -> int:
+    """MN-major tf32: 128-byte rows of 32 elements of MN, four rows (of k) to an atom; of the four
+    32-byte atoms of a row, number j lies at place j ^ (row % 4)."""
+    offset = row // 32 * where["leading"] + k // 4 * where["stride"] + k % 4 * 128 + row % 32 * 4
+    at = where["start"] + offset
+    line, atom = at // 128, at // 32 % 4
+    return line * 128 + 32 * (atom ^ line % 4) + at % 32
+
+
+@pytest.mark.parametrize("a_mn,b_mn", [(1, 0), (0, 1), (1, 1)])
+def test_tf32_major_in_mn(a_mn: int, b_mn: int) -> None:
+    bench, rng = Bench("tf32", "tf32", 5), np.random.default_rng([a_mn, b_mn])
+    for m, n in ((128, 128), (64, 256)):
+        places, values = [], []
+        for rows, mn_major in ((m, a_mn), (n, b_mn)):
+            where = layout(rng, False, 8)
+            values.append(bench.operand(0, rows, where))
+            places.append(descriptor(where))
+            if mn_major:
+                pairs = [[wide_atom_address(r, k, where) for k in range(8)] for r in range(rows)]
+                values[-1] = bench.values["tf32"][(np.array(pairs) - BASE) // 4]
+                places[-1] = descriptor(where) & ~(7 << 61) | 1 << 61
+        idesc = instr(m, n, "tf32", "tf32", 1, a_mn, b_mn)
+        mma(
+            idesc, places[0], places[1], 0, bench.smem, bench.tmem, accumulate=False,
+            a_in_tmem=False, kind="tf32",
+        )  # fmt: skip
+        want = values[0] @ values[1].T
+        assert np.array_equal(bench.tmem.data[:n].view(np.float32).T[rows_of(m)], want)
+
+
 @pytest.mark.parametrize("kind", ["tf32", "e4m3", "e5m2"])
 def test_tcgen05_a_in_tensor_memory(kind: str) -> None:
     """A column's word holds successive K from its low bits up; K takes 8 columns."""
@@ -177,7 +208,7 @@ def test_what_the_kinds_refuse() -> None:
             kind=kind,
         )  # fmt: skip
 
-    with pytest.raises(UnsupportedPTX):  # MN-major of 32 bits: 32-byte swizzle atoms
+    with pytest.raises(EmulatorFault, match="32-byte atoms"):  # of MN-major 32-bit elements
         call(instr(128, 64, "tf32", "tf32", 1, 1), "tf32")
     with pytest.raises(UnsupportedPTX):  # e2m3
         call(instr(128, 64, "e4m3", "e4m3") | 3 << 7, "f8f6f4")

@@ -13,7 +13,7 @@ from typing import NoReturn
 from ..findings import EmulatorFault, UnsupportedPTX
 
 # Swizzle code (bits 61-63) -> length of the swizzled row in 16-byte chunks; 1 is no swizzle.
-_SWIZZLE_CHUNKS = {0: 1, 6: 2, 4: 4, 2: 8}
+_SWIZZLE_CHUNKS = {0: 1, 6: 2, 4: 4, 2: 8, 1: 8}
 SWIZZLE_128B_BASE_32B = 1
 # Kind -> code of A's and B's type (bits 7-9 and 10-12) -> type.
 _OPERAND_TYPES: dict[str, dict[int, str]] = {
@@ -122,21 +122,23 @@ class SmemDescriptor:
     """Shared memory descriptor of a matrix operand.
 
     start, leading_bytes, stride_bytes: address and the two byte strides of the canonical layout;
-    swizzle_chunks: 16-byte chunks in a swizzled row: 1 (no swizzle), 2, 4 or 8 (128 bytes).
+    swizzle_chunks: 16-byte chunks in a swizzled row: 1 (no swizzle), 2, 4 or 8 (128 bytes);
+    atom_bytes: what the swizzle moves as one, 16 bytes or, of 128-byte rows, 32.
     """
 
     start: int
     leading_bytes: int
     stride_bytes: int
     swizzle_chunks: int
+    atom_bytes: int = 16
 
     @staticmethod
     @lru_cache(maxsize=4096)
     def decode(value: int) -> SmemDescriptor:
         """Decode 64 bits (PTX ISA 9.1 table 40).
 
-        Raises `EmulatorFault` mma_bad_descriptor, or `UnsupportedPTX` for a base offset, absolute
-        leading dimension addresses and 128-byte swizzling with 32-byte atoms.
+        Raises `EmulatorFault` mma_bad_descriptor, or `UnsupportedPTX` for a base offset and
+        absolute leading dimension addresses.
         """
 
         def bad(rule: str) -> NoReturn:
@@ -150,8 +152,6 @@ class SmemDescriptor:
         if value >> 46 & 7 != 1:
             bad(f"bits 46-48 must be 0b001, not {value >> 46 & 7:#05b}")
         code = value >> 61
-        if code == SWIZZLE_128B_BASE_32B:
-            raise UnsupportedPTX(f"shared memory descriptor {value:#018x}: 32-byte swizzle atoms")
         if code not in _SWIZZLE_CHUNKS:
             bad(f"swizzling mode {code} (bits 61-63) does not exist")
         if value >> 52 & 1:
@@ -168,6 +168,7 @@ class SmemDescriptor:
             leading_bytes=(value >> 16 & 0x3FFF) << 4,
             stride_bytes=(value >> 32 & 0x3FFF) << 4,
             swizzle_chunks=_SWIZZLE_CHUNKS[code],
+            atom_bytes=32 if code == SWIZZLE_128B_BASE_32B else 16,
         )
 
 

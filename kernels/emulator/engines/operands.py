@@ -1,8 +1,9 @@
 """Where a matrix operand's 16-byte chunks lie in shared memory, and what they hold.
 
 The layouts are the canonical ones of PTX ISA 9.1 section 9.7.16.3.3, in units of a chunk (T = 8
-16-bit elements, 4 of 32 bits or 16 of 8 bits; K is always 32 bytes). With W the chunks of a
-swizzled row, k0 = k % 8 and k1 = k / 8,
+16-bit elements, 4 of 32 bits, 16 of 8 bits; `formats` has the others). K is 32 bytes for most
+MMAs, 48 with K = 96 and 64 for the B of a sparse one. With W the chunks of a swizzled row,
+k0 = k % 8 and k1 = k / 8,
 
     K-major, no swizzle   row r, chunk j of K:   16 (r % 8)   + SBO (r / 8) + LBO j
     K-major, swizzled                            16 W (r % 8) + SBO (r / 8) + 16 j
@@ -10,27 +11,28 @@ swizzled row, k0 = k % 8 and k1 = k / 8,
     MN-major, swizzled                           16 (c % W) + LBO (c / W) + 16 W k0 + SBO k1
 
 A swizzle then XORs address bits 4.. with bits 7.. of the whole address (Swizzle<log2 W, 4, 3>), as
-TMA does when it writes the tile. That is why a start address may be advanced inside a row.
+TMA does when it writes the tile. That is why a start address may be advanced inside a row. With
+32-byte atoms (128-byte rows, MN-major operands of 32 bits) k0 = k % 4, k1 = k / 4, and bits 5 and 6
+are XORed with bits 7 and 8.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..findings import UnsupportedPTX
+from ..findings import EmulatorFault
 from ..memory.shared import SharedMemory
+from . import formats
 from .descriptors import SmemDescriptor
+from .formats import CHUNK_BYTES, ELEMENT_BYTES
 
-CHUNK_BYTES = 16
-K_BYTES = 32  # of one MMA
-SIXTEEN = np.uint32(16)
-ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1}
-_BITS: dict[int, np.dtype[Any]] = {n: np.dtype(f"u{n}") for n in (1, 2, 4)}
+K_BYTES = 32  # of most MMAs
+# Bytes of a chunk that hold data, where not all do.
+_DATA_BYTES = {"e2m1": 8, "e2m3": 12, "e3m2": 12}
 
 
 @dataclass(frozen=True)
@@ -44,36 +46,57 @@ class OperandChunks:
     low: int
     high: int
 
+    @cached_property
+    def address(self) -> int:
+        """Of ``index``, for native code; ``index`` is C-contiguous."""
+        return self.index.ctypes.data
 
-def swizzled(addrs: NDArray[np.int64], chunks: int) -> NDArray[np.int64]:
+
+def swizzled(
+    addrs: NDArray[np.int64], chunks: int, atom_bytes: int = CHUNK_BYTES
+) -> NDArray[np.int64]:
     """Apply the swizzle of rows of ``chunks`` 16-byte chunks (1, 2, 4 or 8) to byte addresses."""
-    return addrs ^ ((addrs >> 7 & chunks - 1) << 4)
+    per_atom = atom_bytes // CHUNK_BYTES
+    return addrs ^ (addrs >> 7 & chunks // per_atom - 1) * atom_bytes
 
 
 @lru_cache(maxsize=4096)
 def operand_chunks(
-    descriptor: int, rows: int, mn_major: bool, element_bytes: int = 2
+    descriptor: int, rows: int, mn_major: bool, element_bytes: int = 2, k_bytes: int = K_BYTES
 ) -> OperandChunks:
-    """Chunks of a (rows, K) operand; rows is M for A and N for B."""
+    """Chunks of a (rows, K) operand; rows is M for A and N for B, K is ``k_bytes`` of elements.
+
+    Raises `EmulatorFault` mma_bad_descriptor where type, major-ness and swizzle do not go together
+    (PTX ISA 9.1 table 54).
+    """
     desc = SmemDescriptor.decode(descriptor)
     width = desc.swizzle_chunks
+    wide_atoms = desc.atom_bytes != CHUNK_BYTES
+    if wide_atoms != (mn_major and element_bytes == 4):
+        raise EmulatorFault(
+            "mma_bad_descriptor",
+            f"shared memory descriptor {descriptor:#018x}: {8 * element_bytes}-bit elements,"
+            f" {'MN' if mn_major else 'K'}-major, with a {16 * width}-byte swizzle of"
+            f" {desc.atom_bytes}-byte atoms; MN-major 32-bit elements, and they alone, take the"
+            " 128-byte swizzle of 32-byte atoms",
+            descriptor=f"{descriptor:#018x}",
+        )
     leading, stride = desc.leading_bytes, desc.stride_bytes
     if mn_major:
-        if element_bytes == 4:
-            raise UnsupportedPTX("MN-major operands of 32-bit elements: 32-byte swizzle atoms")
-        k = np.arange(K_BYTES // element_bytes)[:, None]
+        k = np.arange(k_bytes // element_bytes)[:, None]
         chunk = np.arange(rows * element_bytes // CHUNK_BYTES)[None, :]
         if width == 1:
             offset = stride * chunk + CHUNK_BYTES * (k % 8) + leading * (k // 8)
         else:
+            depth = 4 if wide_atoms else 8
             offset = CHUNK_BYTES * (chunk % width) + leading * (chunk // width)
-            offset = offset + CHUNK_BYTES * width * (k % 8) + stride * (k // 8)
+            offset = offset + CHUNK_BYTES * width * (k % depth) + stride * (k // depth)
     else:
         row = np.arange(rows)[:, None]
-        chunk = np.arange(K_BYTES // CHUNK_BYTES)[None, :]
+        chunk = np.arange(k_bytes // CHUNK_BYTES)[None, :]
         along_k = leading if width == 1 else CHUNK_BYTES
         offset = CHUNK_BYTES * width * (row % 8) + stride * (row // 8) + along_k * chunk
-    addrs = swizzled(desc.start + offset.astype(np.int64), width)
+    addrs = swizzled(desc.start + offset.astype(np.int64), width, desc.atom_bytes)
     index = np.ascontiguousarray(addrs >> 4)
     index.flags.writeable = False
     return OperandChunks(index, int(addrs.min()), int(addrs.max()) + CHUNK_BYTES)
@@ -92,13 +115,19 @@ def part_of(chunks: OperandChunks, mn_major: bool, first: int, rows: int) -> Ope
 
 
 def smem_operand(
-    smem: SharedMemory, descriptor: int, rows: int, mn_major: bool, dtype: str, name: str
+    smem: SharedMemory,
+    descriptor: int,
+    rows: int,
+    mn_major: bool,
+    dtype: str,
+    name: str,
+    k_bytes: int = K_BYTES,
 ) -> NDArray[np.float64]:
     """The operand as float64[K, rows], its K by its M or N; exact.
 
     Raises smem_out_of_bounds, smem_unwritten_read and mbarrier_ordinary_access, naming ``name``.
     """
-    chunks = operand_chunks(descriptor, rows, mn_major, ELEMENT_BYTES[dtype])
+    chunks = operand_chunks(descriptor, rows, mn_major, ELEMENT_BYTES[dtype], k_bytes)
     return chunk_values(smem, chunks, mn_major, dtype, f"tcgen05.mma reading operand {name}")
 
 
@@ -106,60 +135,41 @@ def chunk_values(
     smem: SharedMemory, chunks: OperandChunks, mn_major: bool, dtype: str, what: str
 ) -> NDArray[np.float64]:
     """What the chunks hold, as `smem_operand`; ``what`` names the reader."""
-    smem.check_range(chunks.low, chunks.high - chunks.low, what)
-    if not smem.all_written(chunks.low, chunks.high):
-        _check_chunks(smem, chunks, what)
-    bits = smem.views[CHUNK_BYTES].take(chunks.index).view(_BITS[ELEMENT_BYTES[dtype]])
-    values = widen(bits, dtype)
+    raw = raw_chunks(smem, chunks, what, _DATA_BYTES.get(dtype, CHUNK_BYTES))
+    values = formats.chunk_values(raw, dtype)
     return values if mn_major else values.T
 
 
+def raw_chunks(
+    smem: SharedMemory, chunks: OperandChunks, what: str, data_bytes: int = CHUNK_BYTES
+) -> NDArray[np.void]:
+    """The chunks' bytes, of which the first ``data_bytes`` of each must have been written."""
+    smem.check_range(chunks.low, chunks.high - chunks.low, what)
+    if not smem.all_written(chunks.low, chunks.high):
+        check_chunks(smem, chunks, what, data_bytes)
+    return smem.views[CHUNK_BYTES].take(chunks.index)
+
+
 def tmem_operand(words: NDArray[np.uint32], dtype: str) -> NDArray[np.float64]:
-    """A from its 8 columns: uint32[8, lanes] to float64[K, lanes].
+    """A from its columns: uint32[columns, lanes] to float64[K, lanes].
 
     A column's word holds successive k from its low bits up.
     """
     nbytes = ELEMENT_BYTES[dtype]
     packed = 4 // nbytes
-    parts = np.empty((words.shape[0], packed, words.shape[1]), _BITS[nbytes])
+    parts = np.empty((words.shape[0], packed, words.shape[1]), formats.UNSIGNED[nbytes])
     for k in range(packed):
         parts[:, k] = words >> np.uint32(8 * nbytes * k)
-    return widen(parts.reshape(packed * words.shape[0], words.shape[1]), dtype)
+    elements = parts.reshape(packed * words.shape[0], words.shape[1])
+    return formats.byte_values(elements, dtype) if nbytes == 1 else formats.widen(elements, dtype)
 
 
-def widen(bits: NDArray[Any], dtype: str) -> NDArray[np.float64]:
-    """Bit patterns of an operand type as float64, exactly. Of tf32's 32 bits the lowest 13 are
-    ignored."""
-    if dtype == "bfloat16":
-        return (bits.astype(np.uint32) << SIXTEEN).view(np.float32).astype(np.float64)
-    if dtype == "float16":
-        return bits.view(np.float16).astype(np.float64)
-    if dtype == "tf32":
-        return (bits & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
-    return np.asarray(_float8(dtype)[bits], np.float64)
-
-
-@lru_cache(maxsize=4)
-def _float8(dtype: str) -> NDArray[np.float64]:
-    """The 256 values of an 8-bit float: e4m3 has no infinities, its NaNs are 0x7f and 0xff."""
-    mantissa = {"e4m3": 3, "e5m2": 2}[dtype]
-    bias = (1 << 6 - mantissa) - 1
-    code = np.arange(256)
-    exponent, fraction = code >> mantissa & (1 << 7 - mantissa) - 1, code & (1 << mantissa) - 1
-    normal = exponent > 0
-    scale = 2.0 ** (np.maximum(exponent, 1) - bias - mantissa)
-    values = (fraction + normal * (1 << mantissa)) * scale
-    if dtype == "e4m3":
-        values[code & 0x7F == 0x7F] = np.nan
-    else:
-        top = exponent == 31
-        values[top] = np.where(fraction[top] == 0, np.inf, np.nan)
-    return np.asarray(np.where(code >> 7, -values, values), np.float64)
-
-
-def _check_chunks(smem: SharedMemory, chunks: OperandChunks, what: str) -> None:
-    """The range has gaps: look at the operand's own bytes."""
-    addrs = (chunks.index.reshape(-1, 1) * CHUNK_BYTES + np.arange(CHUNK_BYTES)).reshape(-1)
+def check_chunks(
+    smem: SharedMemory, chunks: OperandChunks, what: str, data_bytes: int = CHUNK_BYTES
+) -> None:
+    """Raise smem_unwritten_read unless the operand's own bytes were written (of each chunk the
+    first ``data_bytes``), whatever lies between them."""
+    addrs = (chunks.index.reshape(-1, 1) * CHUNK_BYTES + np.arange(data_bytes)).reshape(-1)
     missing = addrs[smem.window_valid[addrs] == 0]
     if missing.size:
         smem.fault_unwritten(np.sort(missing), what)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engines.operands import widen
+from ..engines.formats import widen
 from ..ptx.ast import Imm, Operand, Reg, Vec
 from .memory import accessors
 from .table import FULL, Binding, Handler, machine

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from ..engines import tensorcore
 from ..engines.descriptors import InstrDescriptor
-from ..engines.operands import ELEMENT_BYTES, operand_chunks
+from ..engines.formats import ELEMENT_BYTES
+from ..engines.operands import operand_chunks
 from ..findings import EmulatorFault
 from ..ptx.ast import Imm, Mem, Operand, Vec
 from ..registers import POISON

@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engines.descriptors import wgmma_descriptor
+from ..engines.formats import ELEMENT_BYTES, widen
 from ..engines.operands import (
-    ELEMENT_BYTES,
     K_BYTES,
     OperandChunks,
     chunk_values,
     operand_chunks,
     part_of,
-    widen,
 )
 from ..findings import EmulatorFault
 from ..ptx.ast import Imm, Vec
