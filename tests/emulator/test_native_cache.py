@@ -44,10 +44,10 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made: list[int] = []
     compile_text = jit._object_code
 
-    def counted(text: str) -> bytes:
+    def counted(text: str, opt: int) -> bytes:
         if len(text) > jit._CACHED_FROM_BYTES:
             made.append(len(text))
-        return compile_text(text)
+        return compile_text(text, opt)
 
     monkeypatch.setattr(jit, "_object_code", counted)
     return made
@@ -76,15 +76,13 @@ def test_damaged_file_is_compiled_anew(folder: Path, compiles: list[int], damage
 
 
 @pytest.mark.parametrize("part", ["cpu", "level", "version"])
-def test_other_hosts_have_other_keys(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    before = jit._key("text")
+def test_other_hosts_and_levels_have_other_keys(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    before = jit._key("text", 0)
     if part == "cpu":
         monkeypatch.setattr(jit, "_host", lambda: ("generic", ""))
-    elif part == "level":
-        monkeypatch.setattr(jit, "_OPT_LEVEL", 3)
-    else:
+    elif part == "version":
         monkeypatch.setattr(jit.llvmlite, "__version__", "0.0.1")
-    assert jit._key("text") != before
+    assert jit._key("text", 3 if part == "level" else 0) != before
 
 
 def test_old_cpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
-"""tcgen05.mma as one array product (PTX ISA 9.1 section 9.7.16.10).
+"""tcgen05.mma as one product of matrices (PTX ISA 9.1 section 9.7.16.10).
 
-Arithmetic, mode ``exact-f32``: products are exact in float64; those of an element and its
-accumulator are summed in float64 and rounded once to D's type. Hardware instead
-truncates aligned significands (arXiv 2512.07004 models it bit for bit): its last bit can differ.
+Arithmetic, mode ``exact-f32``: products are exact in float64; those of an element are summed in
+float64 over ascending k, its accumulator is added last, and the sum is rounded once to D's type.
+Hardware instead truncates aligned significands (arXiv 2512.07004 models it bit for bit): its last bit can differ.
 NaN and infinity propagate; a NaN's sign and payload are the host's, not hardware's 0x7fffffff.
 """
 
@@ -20,12 +20,22 @@ from ..findings import EmulatorFault
 from ..memory.shared import SharedMemory
 from ..memory.tensor import EVERY_LANE, LANES, TensorMemory, TmemAddress
 from .descriptors import InstrDescriptor
-from .operands import smem_operand, tmem_operand
+from .formats import ELEMENT_BYTES
+from .operands import operand_chunks, tmem_operand
+from .product import (
+    Packed,
+    block_distance,
+    multiply_into,
+    packed,
+    product,
+    smem_packed,
+    tmem_packed,
+)
 
 _WARPS = 4
 _HALF_LANES = 16
 A_COLUMNS = 8  # of A in Tensor Memory: 32 bytes of K, whatever its type
-_PIECE = 128  # rows of D^T
+_READING_A, _READING_B = (f"tcgen05.mma reading operand {name}" for name in "AB")
 # Layout D (M = 128) is the identity; layout F (M = 64) puts 16 rows in each warp's 32 lanes, at
 # lane 0 or 16 of them (PTX ISA 9.1 section 9.7.16.10.5).
 _LAYOUT_F_LANES = {
@@ -61,16 +71,12 @@ def mma(
     lanes, align = _output_lanes(inst.m, d_taddr, "D")
     column = d_taddr & 0xFFFF
     tmem.check_columns(column, inst.n, "tcgen05.mma writing D")
-    out = _Output(tmem, column, inst.n, inst.d_dtype, lanes, align)
+    out = _Output(tmem, column, inst.n, inst, lanes, align)
     factor = _d_factor(accumulate, scale_d)
-    with np.errstate(all="ignore"):  # NaN, infinity and overflow are values here
-        a_by_k = _operand_a(inst, a, smem, tmem, a_in_tmem, align)
-        b_by_k = smem_operand(smem, b_desc, inst.n, inst.b_mn_major, inst.b_dtype, "B")
-        # Tensor Memory is column-major, so the product is formed as D^T: (N, M).
-        product = _product(b_by_k, a_by_k, _scratch(inst.n, inst.m))
-        if inst.a_negate != inst.b_negate:
-            np.negative(product, out=product)
-        out.store(product, factor if accumulate else None, disable_output_lane)
+    operand_a = _operand_a(inst, a, smem, tmem, a_in_tmem, align)
+    operand_b = _operand_b(inst, b_desc, smem, inst.n, "B")
+    part = _Part((operand_a, operand_b), (inst.m, inst.n), 0)
+    out.multiply((part,), factor if accumulate else None, disable_output_lane)
 
 
 def mma_pair(
@@ -109,33 +115,39 @@ def mma_pair(
     off = disable_output_lane
     if off is not None and len(off) != 2 * _WARPS:
         _bad_disable_lanes(len(off), 2)
-    b_parts = [
-        smem_operand(part, b_desc, inst.n // 2, inst.b_mn_major, inst.b_dtype, "B") for part in smem
+    operands_b = [
+        _operand_b(inst, b_desc, part, inst.n // 2, f"B{k}") for k, part in enumerate(smem)
     ]
-    b_by_k = np.concatenate(b_parts, axis=1)
-    products = []
-    with np.errstate(all="ignore"):
-        for k, part in enumerate(tmem):
-            if a_in_tmem:
-                a_by_k = _tmem_a(inst, a, part, EVERY_LANE, 0, LANES)
-            else:
-                a_by_k = smem_operand(smem[k], a, inst.m // 2, inst.a_mn_major, inst.a_dtype, "A")
-            product = np.empty((ncols, LANES), np.float64)
-            for half in range(halves):
-                rows = slice(half * LANES // halves, (half + 1) * LANES // halves)
-                a_half = a_by_k[:, rows] if a_in_tmem else a_by_k
-                b_half = b_by_k[:, half * ncols : (half + 1) * ncols]
-                _product(b_half, a_half, product[:, rows])
-            if inst.a_negate != inst.b_negate:
-                np.negative(product, out=product)
-            products.append(product)
-        for k, part in enumerate(tmem):  # A of both CTAs is read before either's D is written
-            out = _Output(part, column, ncols, inst.d_dtype, EVERY_LANE, 0)
-            masks = off[_WARPS * k : _WARPS * (k + 1)] if off is not None else None
-            out.store(products[k], factor if accumulate else None, masks)
+    operands_a = [  # of both CTAs, read before either's D is written
+        _tmem_a(inst, a, tmem[k], (EVERY_LANE, 0), LANES, f"A{k}")
+        if a_in_tmem
+        else _smem_a(inst, a, smem[k], inst.m // 2, f"A{k}")
+        for k in range(2)
+    ]
+    rows, columns = inst.m // 2, inst.n // 2  # of D: a CTA's, and those that come of a CTA's B
+    for k, part in enumerate(tmem):
+        parts = []
+        for which, operand_b in enumerate(operands_b):
+            lane, first = (which * rows, 0) if halves == 2 else (0, which * columns)
+            operand_a = operands_a[k].rows_from(lane) if a_in_tmem else operands_a[k]
+            parts.append(_Part((operand_a, operand_b), (rows, columns), lane, first))
+        out = _Output(part, column, ncols, inst, EVERY_LANE, 0)
+        masks = off[_WARPS * k : _WARPS * (k + 1)] if off is not None else None
+        out.multiply(parts, factor if accumulate else None, masks)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A product that is a part of D: its operands, its (M, N), and where in D it starts: the lane,
+    and the column."""
+
+    operands: tuple[Packed, Packed]
+    shape: tuple[int, int]
+    lane: int
+    column: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class _Output:
     """Where one CTA's part of D lies: ``ncols`` columns from ``column``, the lanes of ``lanes``
     (masks of the four warps' 32), rows from lane ``align`` of each warp."""
@@ -143,42 +155,57 @@ class _Output:
     tmem: TensorMemory
     column: int
     ncols: int
-    dtype: str
+    inst: InstrDescriptor
     lanes: NDArray[np.uint32]
     align: int
 
-    def store(
-        self,
-        product: NDArray[np.float64],
-        factor: float | None,
-        disabled: Sequence[int] | None,
+    def multiply(
+        self, parts: Sequence[_Part], factor: float | None, disabled: Sequence[int] | None
     ) -> None:
-        """Adds D * factor (None: D is not read), rounds and writes; ``product``: (ncols, rows)."""
-        tmem, lanes = self.tmem, self.lanes
-        cells = _d_cells(tmem, self.column, self.ncols, lanes is EVERY_LANE, self.align)
-        product = product.reshape(cells.shape)
+        """Forms the parts of D, adds D * factor (None: D is not read), rounds and writes."""
+        tmem, inst, every_lane = self.tmem, self.inst, self.lanes is EVERY_LANE
         if factor is not None:
-            tmem.check_written(self.column, self.ncols, lanes, "tcgen05.mma reading D")
-            _accumulate(product, cells, self.dtype, factor)
+            tmem.check_written(self.column, self.ncols, self.lanes, "tcgen05.mma reading D")
+        negate = inst.a_negate != inst.b_negate
+        if (
+            inst.d_dtype == "float32"
+            and (factor is None or factor == 1.0)
+            and (disabled is None or not any(disabled))
+        ):
+            distance = block_distance(LANES if every_lane else LANES // 2)
+            for part in parts:
+                at = (self.column + part.column, self.align + part.lane, distance)
+                accumulate = factor is not None
+                multiply_into(
+                    tmem, at, part.operands, part.shape, accumulate=accumulate, negate=negate
+                )
+            tmem.mark_written(self.column, self.ncols, self.lanes)
+            return
+        rows = LANES if every_lane else LANES // 2
+        total = _scratch(self.ncols, rows)
+        for part in parts:
+            (m, n), column = part.shape, part.column
+            product(part.operands, total[column : column + n, part.lane : part.lane + m])
+        with np.errstate(all="ignore"):  # NaN, infinity and overflow are values here
+            if negate:
+                np.negative(total, out=total)
+            self._store(total, factor, disabled)
+
+    def _store(
+        self, total: NDArray[np.float64], factor: float | None, disabled: Sequence[int] | None
+    ) -> None:
+        """Adds D * factor, rounds and writes; ``total``: (ncols, rows)."""
+        tmem, lanes, dtype = self.tmem, self.lanes, self.inst.d_dtype
+        cells = _d_cells(tmem, self.column, self.ncols, lanes is EVERY_LANE, self.align)
+        total = total.reshape(cells.shape)
+        if factor is not None:
+            _accumulate(total, cells, dtype, factor)
         if disabled is not None and any(disabled):
             keep, lanes = _enabled_lanes(cells.shape, lanes, disabled, self.align)
-            cells[:, keep] = _rounded(product, self.dtype)[:, keep]
-        elif self.dtype == "float32":
-            np.copyto(cells.view(np.float32), product, casting="same_kind")
+            cells[:, keep] = _rounded(total, dtype)[:, keep]
         else:
-            cells[...] = _rounded(product, self.dtype)
+            cells[...] = _rounded(total, dtype)
         tmem.mark_written(self.column, self.ncols, lanes)
-
-
-def _product(
-    b_by_k: NDArray[np.float64], a_by_k: NDArray[np.float64], out: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """D^T = B^T A into ``out``, (N, M), in pieces that OpenBLAS does on one thread (up to 2**18
-    multiplications): waking others takes far longer than the product."""
-    for first in range(0, out.shape[0], _PIECE):
-        piece = slice(first, first + _PIECE)
-        np.matmul(b_by_k[:, piece].T, a_by_k, out=out[piece])
-    return out
 
 
 @lru_cache(maxsize=64)
@@ -216,6 +243,21 @@ def _d_factor(accumulate: bool, scale_d: int | None) -> float:
     return float(2.0**-scale_d)
 
 
+def _operand_b(
+    inst: InstrDescriptor, descriptor: int, smem: SharedMemory, rows: int, name: str
+) -> Packed:
+    """``rows`` columns of B from shared memory, into the buffer ``name``."""
+    chunks = operand_chunks(descriptor, rows, inst.b_mn_major, ELEMENT_BYTES[inst.b_dtype])
+    return smem_packed(smem, chunks, inst.b_mn_major, inst.b_dtype, name, _READING_B)
+
+
+def _smem_a(
+    inst: InstrDescriptor, descriptor: int, smem: SharedMemory, rows: int, name: str
+) -> Packed:
+    chunks = operand_chunks(descriptor, rows, inst.a_mn_major, ELEMENT_BYTES[inst.a_dtype])
+    return smem_packed(smem, chunks, inst.a_mn_major, inst.a_dtype, name, _READING_A)
+
+
 def _operand_a(
     inst: InstrDescriptor,
     a: int,
@@ -223,10 +265,9 @@ def _operand_a(
     tmem: TensorMemory,
     in_tmem: bool,
     d_align: int,
-) -> NDArray[np.float64]:
-    """A as float64[K, M]."""
+) -> Packed:
     if not in_tmem:
-        return smem_operand(smem, a, inst.m, inst.a_mn_major, inst.a_dtype, "A")
+        return _smem_a(inst, a, smem, inst.m, "A")
     if inst.a_mn_major:
         _transposed_a()
     lanes, align = _output_lanes(inst.m, a, "A")
@@ -238,26 +279,30 @@ def _operand_a(
             address=a,
             operand="A",
         )
-    return _tmem_a(inst, a, tmem, lanes, align, inst.m)
+    return _tmem_a(inst, a, tmem, (lanes, align), inst.m, "A")
 
 
 def _tmem_a(
     inst: InstrDescriptor,
     a: int,
     tmem: TensorMemory,
-    lanes: NDArray[np.uint32],
-    align: int,
+    place: tuple[NDArray[np.uint32], int],
     rows: int,
-) -> NDArray[np.float64]:
-    """``rows`` rows of A from Tensor Memory: float64[K, rows]."""
-    column, ncols = a & 0xFFFF, A_COLUMNS
-    tmem.check_columns(column, ncols, "tcgen05.mma reading operand A")
-    tmem.check_written(column, ncols, lanes, "tcgen05.mma reading operand A")
-    words = tmem.data[column : column + ncols]
+    name: str,
+) -> Packed:
+    """``rows`` rows of A from Tensor Memory; place: the lanes as masks, and where in each warp's
+    they start."""
+    column, (lanes, align) = a & 0xFFFF, place
+    tmem.check_columns(column, A_COLUMNS, _READING_A)
+    tmem.check_written(column, A_COLUMNS, lanes, _READING_A)
+    if ELEMENT_BYTES[inst.a_dtype] == 2:
+        return tmem_packed(tmem, column, rows, align, inst.a_dtype, name)
+    words = tmem.data[column : column + A_COLUMNS]
     if rows != LANES:
-        words = words.reshape(ncols, _WARPS, -1)[:, :, align : align + _HALF_LANES]
-        words = words.reshape(ncols, rows)
-    return tmem_operand(words, inst.a_dtype)
+        words = words.reshape(A_COLUMNS, _WARPS, -1)[:, :, align : align + _HALF_LANES]
+        words = words.reshape(A_COLUMNS, rows)
+    with np.errstate(all="ignore"):
+        return packed(tmem_operand(words, inst.a_dtype), name)
 
 
 def _transposed_a() -> NoReturn:

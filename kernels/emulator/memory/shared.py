@@ -64,6 +64,9 @@ class SharedMemory:
         self._valid_views = _element_views(self.window_valid)
         self._protected_views = _element_views(self._protected)
         self._valid_flags = self.window_valid.view(np.bool_)
+        # Of `window` and `window_valid`, for native code.
+        self.window_address = self.window.ctypes.data
+        self.flags_address = self.window_valid.ctypes.data
         self._mbarriers: set[int] = set()
         self._mbarrier_low, self._mbarrier_high = self.end, 0  # addresses in [low, high)
 

@@ -52,6 +52,7 @@ class TensorMemory:
         self.data = np.full((COLUMNS, LANES), POISON_CELL, np.uint32)
         self.valid = np.zeros((LANES // WARP_LANES, COLUMNS), np.uint32)
         self._cells = self.data.reshape(-1)
+        self.address = self.data.ctypes.data  # for native code
         self._allocations: dict[int, int] = {}  # first column -> number of columns
         self._freed: set[tuple[int, int]] = set()
         self._allocated_units = 0  # bit u: columns 32u..32u+31 are allocated now

@@ -20,13 +20,12 @@ from .builder import BlockBuilder
 from .cache import cached
 from .ir import I1
 
-BlockFunction = Callable[
-    [int, int, int], int
-]  # (registers, active lanes, parameters) -> taken lanes
+# A block: (registers, active lanes, parameters) -> taken lanes.
 _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p)
 # Compiling is most of the wait before a kernel runs and running is not: a softmax block of 600
 # instructions takes 2.5 us at level 0, far less than the scheduler around it.
-_OPT_LEVEL = 0
+_BLOCKS_LEVEL = 0
+_LOOPS_LEVEL = 2  # of the few functions that every kernel uses
 _CACHED_FROM_BYTES = 1 << 16  # of IR; less compiles as fast as a file is found
 _ATTRIBUTES = (
     'attributes #0 = { nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512" }'
@@ -34,13 +33,13 @@ _ATTRIBUTES = (
 _lock = threading.Lock()
 
 
-def _target_machine() -> Any:
+def _target_machine(opt: int) -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple()
     cpu, features = _host()
     return target.create_target_machine(
-        cpu=cpu, features=features, opt=_OPT_LEVEL, codemodel="jitdefault", jit=True
+        cpu=cpu, features=features, opt=opt, codemodel="jitdefault", jit=True
     )
 
 
@@ -58,11 +57,16 @@ def _host() -> tuple[str, str]:
     return llvm.get_host_cpu_name(), features.flatten()
 
 
+def host_has(feature: str) -> bool:
+    """Whether LLVM reports the CPU to have a feature, by LLVM's name ("avx512f")."""
+    return bool(llvm.get_host_cpu_features().get(feature, False))
+
+
 @dataclass
 class NativeModule:
-    """Compiled blocks by name. Keeps the engine alive."""
+    """Compiled functions by name. Keeps the engine alive."""
 
-    functions: Mapping[str, BlockFunction]
+    functions: Mapping[str, Callable[..., Any]]
     _engine: Any
 
 
@@ -95,18 +99,18 @@ def module_text(blocks: list[tuple[BlockBuilder, str | None]]) -> str:
     return "\n".join([*sorted(declares), *shared, *functions, _ATTRIBUTES])
 
 
-def _object_code(text: str) -> bytes:
-    machine = _target_machine()
+def _object_code(text: str, opt: int) -> bytes:
+    machine = _target_machine(opt)
     module = llvm.parse_assembly(text, llvm.create_context())
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
     return bytes(machine.emit_object(module))
 
 
-def _key(text: str) -> tuple[str, ...]:
+def _key(text: str, opt: int) -> tuple[str, ...]:
     version = ".".join(map(str, llvm.llvm_version_info))
     host = (*_host(), llvm.get_default_triple())
-    return (llvmlite.__version__, version, *host, str(_OPT_LEVEL), text)
+    return (llvmlite.__version__, version, *host, str(opt), text)
 
 
 def compile_blocks(blocks: list[tuple[BlockBuilder, str | None]]) -> NativeModule:
@@ -114,11 +118,24 @@ def compile_blocks(blocks: list[tuple[BlockBuilder, str | None]]) -> NativeModul
     text = module_text(blocks)
     with _lock:
         if len(text) < _CACHED_FROM_BYTES:
-            code = _object_code(text)
+            code = _object_code(text, _BLOCKS_LEVEL)
         else:
-            code = cached(_key(text), lambda: _object_code(text))
-        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
-        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-        engine.finalize_object()
-        functions = {b.name: _PROTOTYPE(engine.get_function_address(b.name)) for b, _ in blocks}
+            code = cached(_key(text, _BLOCKS_LEVEL), lambda: _object_code(text, _BLOCKS_LEVEL))
+        return _loaded(code, {b.name: _PROTOTYPE for b, _ in blocks})
+
+
+def compile_functions(text: str, prototypes: Mapping[str, Any]) -> NativeModule:
+    """Compiles functions that every kernel uses, with optimisation; ``prototypes``: ctypes function
+    types by name."""
+    text = f"{text}\n{_ATTRIBUTES}"
+    with _lock:
+        code = cached(_key(text, _LOOPS_LEVEL), lambda: _object_code(text, _LOOPS_LEVEL))
+        return _loaded(code, prototypes)
+
+
+def _loaded(code: bytes, prototypes: Mapping[str, Any]) -> NativeModule:
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine(_BLOCKS_LEVEL))
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    functions = {name: make(engine.get_function_address(name)) for name, make in prototypes.items()}
     return NativeModule(functions, engine)
