@@ -2,7 +2,8 @@
 
 Arithmetic, mode ``exact-f32``: products are exact in float64; those of an element are summed in
 float64 over ascending k, its accumulator is added last, and the sum is rounded once to D's type.
-Hardware instead truncates aligned significands (arXiv 2512.07004 models it bit for bit): its last bit can differ.
+Hardware instead truncates aligned significands (arXiv 2512.07004 models it bit for bit): its last
+bit can differ.
 NaN and infinity propagate; a NaN's sign and payload are the host's, not hardware's 0x7fffffff.
 """
 
