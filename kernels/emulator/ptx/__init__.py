@@ -18,6 +18,7 @@ from .ast import (
 )
 from .parser import parse
 from .source import PTXSyntaxError
+from .syntax import Statement, Syntax, cut
 
 __all__ = [
     "Entry",
@@ -32,8 +33,11 @@ __all__ = [
     "Reg",
     "RegPair",
     "Sink",
+    "Statement",
     "Sym",
+    "Syntax",
     "Variable",
     "Vec",
+    "cut",
     "parse",
 ]

@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache
 
+from .syntax import Syntax
+
 
 @dataclass(frozen=True, slots=True)
 class Reg:
     """A virtual register: ``name`` is unique in its entry (scoped names are renamed), ``kind`` is
-    ``pred``, ``b8``, ``b16``, ``b32``, ``b64`` or ``b128``. ``negated``: written ``!p``."""
+    ``pred``, ``b8``, ``b16``, ``b32``, ``b64`` or ``b128``. ``negated``: written ``!p``. ``type``:
+    as it was declared (``f32``), which decides what may use it but not what it holds."""
 
     name: str
     kind: str
     negated: bool = False
+    type: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +151,20 @@ class Entry:
 
 @dataclass(slots=True)
 class Module:
-    """A PTX file. ``files`` maps ``.file`` indices to paths; ``variables``: .global and .const."""
+    """A PTX file. ``files`` maps ``.file`` indices to paths; ``variables``: .global and .const;
+    ``address_bits``: 32 or 64. ``str(module)`` is the text that was parsed, from its statements."""
 
     version: str
     target: str
     entries: dict[str, Entry]
     shared: list[Variable]
     files: dict[int, str]
-    text: str
+    syntax: Syntax
     variables: list[Variable] = field(default_factory=list)
+    address_bits: int = 32
+
+    def __str__(self) -> str:
+        return str(self.syntax)
 
     def source_of(self, instr: Instr) -> str:
         """``path:line`` of the instruction, empty where the compiler gave none (line 0)."""

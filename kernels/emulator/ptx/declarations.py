@@ -7,9 +7,10 @@ import struct
 from dataclasses import dataclass
 
 from .ast import Param, Variable
+from .source import unsupported
+from .syntax import IDENT, Statement
 
 TYPE_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
-IDENT = r"[A-Za-z_$%][A-Za-z0-9_$]*"
 _RE_VARIABLE = re.compile(
     r"^(?:\.(?:extern|visible|weak)\s+)*\.(shared|local|param|global|const)\s+"
     rf"(?:\.align\s+(\d+)\s+)?\.([busf])(8|16|32|64|128)\s+({IDENT})\s*"
@@ -19,6 +20,7 @@ _RE_PARAM = re.compile(
     rf"^\.param\s+(?:\.align\s+(\d+)\s+)?\.([a-z]+)(\d+)\s+"
     rf"(?:\.ptr\S*\s+(?:\.\w+\s+)*(?:\.align\s+\d+\s+)?)?({IDENT})\s*(?:\[\s*(\d+)\s*\])?\s*$"
 )
+_RE_ITEM = re.compile(r"(?:[^,{}\[\]()]++|\{[^{}]*+\}|\[[^\[\]]*+\]|\([^()]*+\))++")
 RE_INT = re.compile(r"^-?(?:0[xX][0-9A-Fa-f]+|0[bB][01]+|0[0-7]*|[1-9]\d*)U?$")
 RE_FLOAT = re.compile(r"^0(?:[fF]([0-9A-Fa-f]{8})|[dD]([0-9A-Fa-f]{16}))$")
 RE_DECIMAL = re.compile(r"^-?\d+\.\d*(?:[eE][+-]?\d+)?$")
@@ -26,13 +28,13 @@ RE_DECIMAL = re.compile(r"^-?\d+\.\d*(?:[eE][+-]?\d+)?$")
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A device function: names of what it returns and takes; ``body``: position of its brace in the
-    text, None if only declared."""
+    """A device function: names of what it returns and takes; ``body``: its statements from the
+    opening brace to the closing one, empty if only declared."""
 
     name: str
     results: tuple[str, ...]
     params: tuple[str, ...]
-    body: int | None
+    body: tuple[Statement, ...] = ()
 
 
 def parse_int(text: str) -> int:
@@ -45,6 +47,14 @@ def parse_int(text: str) -> int:
 
 def split_top(text: str) -> list[str]:
     """Splits on commas that are outside braces, brackets and parentheses."""
+    items = _RE_ITEM.findall(text)
+    if sum(map(len, items)) + len(items) == len(text) + 1:
+        return [item.strip() for item in items]
+    return _split_slowly(text)
+
+
+def _split_slowly(text: str) -> list[str]:
+    """`split_top` of text with empty items, deeper nesting or brackets that do not match."""
     out: list[str] = []
     depth = start = 0
     for i, ch in enumerate(text):
@@ -59,6 +69,15 @@ def split_top(text: str) -> list[str]:
     if tail or out:
         out.append(tail)
     return out
+
+
+def declared_variable(text: str, line: int, statement: str) -> Variable:
+    """The variable that a statement declares. Raises UnsupportedPTX if it is not understood."""
+    found = variable(statement)
+    if found is None:
+        why = "a variable so declared or initialised is not modelled"
+        raise unsupported(text, line, why)
+    return found
 
 
 def variable(statement: str) -> Variable | None:

@@ -1,9 +1,6 @@
-"""The text of a PTX file: comments blanked, positions, and errors that name the line."""
+"""Errors of the PTX front end: each names the line and shows it."""
 
 from __future__ import annotations
-
-import bisect
-import re
 
 from ..findings import UnsupportedPTX
 
@@ -12,39 +9,16 @@ class PTXSyntaxError(ValueError):
     """The text is not PTX that this front end understands; the message names the line."""
 
 
-_RE_QUIET = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/', re.S)
+def place(text: str, line: int, message: str) -> str:
+    """``message`` with the 1-based line of ``text`` that it is about."""
+    lines = text.splitlines()
+    shown = lines[line - 1].strip() if line <= len(lines) else ""
+    return f"ptx:{line}: {message}: {shown[:160]!r}"
 
 
-def blank(text: str, strings: bool) -> str:
-    """Comments, and with ``strings`` the insides of strings, become spaces: offsets stay."""
-
-    def replace(match: re.Match[str]) -> str:
-        piece = match.group(0)
-        if not piece.startswith('"'):
-            return re.sub(r"[^\n]", " ", piece)
-        return f'"{" " * (len(piece) - 2)}"' if strings else piece
-
-    return _RE_QUIET.sub(replace, text)
+def error(text: str, line: int, message: str) -> PTXSyntaxError:
+    return PTXSyntaxError(place(text, line, message))
 
 
-class Source:
-    """``clean``: the text with comments and the insides of strings blanked, offsets unchanged."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.clean = blank(text, strings=True)
-        self.line_starts = [0] + [m.end() for m in re.finditer("\n", text)]
-
-    def line_of(self, pos: int) -> int:
-        return bisect.bisect_right(self.line_starts, pos)
-
-    def place(self, pos: int, message: str) -> str:
-        line = self.line_of(pos)
-        shown = self.text.splitlines()[line - 1].strip()
-        return f"ptx:{line}: {message}: {shown[:160]!r}"
-
-    def error(self, pos: int, message: str) -> PTXSyntaxError:
-        return PTXSyntaxError(self.place(pos, message))
-
-    def unsupported(self, pos: int, message: str) -> UnsupportedPTX:
-        return UnsupportedPTX(self.place(pos, message))
+def unsupported(text: str, line: int, message: str) -> UnsupportedPTX:
+    return UnsupportedPTX(place(text, line, message))
