@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from .findings import Finding
 from .machine import Machine
 from .program import Program, Segment, uses_and_defs
+from .ptx.ast import Imm, Instr
 from .readers import NONE, Reader, Row, class_of, reader
 from .records import LANE_BITS, MORE, Code, OpClass, Records, WarpRecord
 
@@ -147,6 +148,7 @@ def code_of(program: Program) -> Code:
             [sources.setdefault(source_of(i), len(sources)) for i in instructions], np.int32
         ),
         ptx_line=np.array([ins.line for ins in instructions], np.int32),
+        immediate=np.array([_allowed_groups(ins) for ins in instructions], np.int32),
         def_start=def_start,
         defs=defs,
         use_start=use_start,
@@ -155,6 +157,11 @@ def code_of(program: Program) -> Code:
         op_names=tuple(names),
         sources=tuple(sources),
     )
+
+
+def _allowed_groups(ins: Instr) -> int:
+    first = ins.operands[0] if ".wait_group" in ins.op and ins.operands else None
+    return first.value if isinstance(first, Imm) else 0
 
 
 def _leaders(program: Program) -> NDArray[np.bool_]:

@@ -133,6 +133,7 @@ class Code:
     op: class; op_name, source: indices into op_names and sources; width: 2 for packed pairs.
     def_start and defs, use_start and uses: registers written and read, in compressed rows; register
     numbers count to ``registers``. target: segment that a branch at the end of a segment goes to.
+    immediate: groups that a wait_group allows to be pending, 0 for all other instructions.
     """
 
     segment_start: NDArray[np.int32]
@@ -144,6 +145,7 @@ class Code:
     op_name: NDArray[np.int32]
     source: NDArray[np.int32]
     ptx_line: NDArray[np.int32]
+    immediate: NDArray[np.int32]
     def_start: NDArray[np.int32]
     defs: NDArray[np.int32]
     use_start: NDArray[np.int32]

@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from kernels.emulator.records import Code, OpClass
 from roofline.cycles.hardware import NO_PIPE, PIPE_OF, Hardware
 
@@ -55,6 +57,7 @@ class Blocks:
         self._hw = hw
         self._compiled_for = compiled_for or hw
         self._crossing = _crossing(code)
+        self._accumulators = _accumulators(code)
         self.block = lru_cache(maxsize=None)(self._block)
 
     def _block(self, first: int, last: int) -> Block:
@@ -74,6 +77,7 @@ class Blocks:
         alias: dict[int, tuple[int, ...]] = {}
         ops: list[Op] = []
         loaded: list[int] = []  # registers of tcgen05.ld that no wait has covered
+        groups: list[set[int]] = [set()]  # accumulators of each wgmma group committed, and open
         fused = _fused_shifts(code, first, last)
         for segment in range(first, last + 1):
             machine = bool(code.machine[segment])
@@ -94,11 +98,24 @@ class Blocks:
                 elif name.startswith("tcgen05.wait::ld"):
                     reads, writes = tuple(loaded), tuple(loaded)
                     loaded = []
+                elif name.startswith("wgmma.mma_async"):
+                    groups[-1].update(writes)
+                elif name.startswith("wgmma.commit_group"):
+                    groups.append(set())
+                elif name.startswith("wgmma.wait_group"):
+                    reads = writes = self._waited(groups, int(code.immediate[i]))
                 pipe = PIPE_OF.get(op, NO_PIPE)
                 interval = hw.interval[op] * (int(code.width[i]) if op is OpClass.FMA else 1)
                 ops.append(Op(pipe, interval, hw.latency[op], reads, writes, machine, i))
         copies = tuple((r, roots) for r, roots in alias.items() if r in self._crossing)
         return ops, copies
+
+    def _waited(self, groups: list[set[int]], allowed: int) -> tuple[int, ...]:
+        """Accumulators that are there after wgmma.wait_group: all but those of the newest
+        ``allowed`` groups, as far as this block has committed them."""
+        newest = groups[max(0, len(groups) - 1 - allowed) :]
+        pending = set().union(*newest)
+        return tuple(r for r in self._accumulators if r not in pending)
 
 
 def _roots(alias: dict[int, tuple[int, ...]], registers: list[int]) -> tuple[int, ...]:
@@ -120,6 +137,15 @@ def _crossing(code: Code) -> set[int]:
             crossing.update(r for r in code.reads(i).tolist() if r not in written)
             written.update(code.writes(i).tolist())
     return crossing
+
+
+def _accumulators(code: Code) -> tuple[int, ...]:
+    """Registers that some wgmma writes."""
+    found: dict[int, None] = {}
+    wgmma = [i for i, name in enumerate(code.op_names) if name.startswith("wgmma.mma_async")]
+    for i in np.flatnonzero(np.isin(code.op_name, wgmma)).tolist():
+        found.update(dict.fromkeys(code.writes(i).tolist()))
+    return tuple(found)
 
 
 def _fused_shifts(code: Code, first: int, last: int) -> set[int]:

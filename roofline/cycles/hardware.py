@@ -17,6 +17,7 @@ from roofline.intervals import COMPLETION_CYCLES, Mma
 SUB_PARTITIONS = 4  # of an SM; a warp stays in that of its index modulo 4
 WARP = 32
 _DATA = Path(__file__).with_name("cycle_model.toml")
+_HOPPER = Path(__file__).with_name("cycle_model_sm_90.toml")
 
 #: Pipes of a sub-partition; every instruction takes an issue slot besides.
 PIPES = ("FMA", "ALU", "MUFU", "CVT", "LSU", "TMEM", "none")
@@ -51,13 +52,14 @@ UNITS = (
 
 
 @cache
-def latencies() -> Mapping[str, Quantity]:
-    """The model's own constants, by name, each with unit, tag and source."""
-    tables = tomllib.loads(_DATA.read_text(encoding="utf-8"))
-    found = {name: Quantity(**table) for name, table in tables.items()}
-    for name, quantity in found.items():
-        if quantity.tag not in TAGS or quantity.value <= 0 or not quantity.source:
-            raise RooflineError(f"{_DATA.name}: {name}: bad tag, value or source")
+def latencies(arch_number: int = 100) -> Mapping[str, Quantity]:
+    """The model's own constants on an architecture, by name, each with unit, tag and source."""
+    found: dict[str, Quantity] = {}
+    for path in (_DATA, _HOPPER) if arch_number < 100 else (_DATA,):
+        for name, table in tomllib.loads(path.read_text(encoding="utf-8")).items():
+            found[name] = quantity = Quantity(**table)
+            if quantity.tag not in TAGS or quantity.value <= 0 or not quantity.source:
+                raise RooflineError(f"{path.name}: {name}: bad tag, value or source")
     return found
 
 
@@ -67,8 +69,9 @@ class Hardware:
 
     interval: cycles that a warp instruction holds its pipe, by class (a packed pair twice that of
     FMA). latency: cycles until its result can be used, by class. issue: cycles between two
-    instructions of a sub-partition. Bandwidths in bytes a cycle: of the SM for smem_port and l2, of
-    a sub-partition for the TMEM ports. speed: factor of the units asked about.
+    instructions of a sub-partition. Bandwidths in bytes a cycle: of the SM for smem_port, l2 and
+    peer (to another SM of the cluster), of a sub-partition for the TMEM ports. mma_rates: FLOP a
+    cycle of the tensor core, by bits of an operand element; mma_speed: factor on all of them.
     """
 
     gpu: Gpu
@@ -79,6 +82,8 @@ class Hardware:
     tmem_read: float
     tmem_write: float
     l2: float
+    peer: float
+    mma_rates: Mapping[int, float]
     mma_speed: float
     constants: Mapping[str, float]
 
@@ -118,18 +123,43 @@ class Hardware:
         rows_bytes = Fraction(k * form.bits, 8)  # of K; the closed form is for 32
         share = float(rows_bytes / 32)
         arithmetic = float(mma.math_cycles) * share / self.mma_speed
+        arithmetic *= 8192 * 16 / form.bits / self._rate(form.bits)  # the form is a B200's
         smem = float(mma.smem_cycles) * share * 128 / self.smem_port
         key = (not form.a_in_tmem, form.ctas, m)
         if key not in COMPLETION_CYCLES:
             raise RooflineError(f"MMA with M={m}, {form.ctas} CTAs: no measured latency")
         return arithmetic, smem, float(mma.latency_cycles() - mma.math_cycles)
 
+    def wgmma(self, m: int, n: int, k: int, form: MmaForm) -> tuple[float, float, float]:
+        """One warpgroup's MMA: cycles of arithmetic, of the SMEM port, and from its end until its
+        warps go on."""
+        arithmetic = 2 * m * n * k / self._rate(form.bits) / self.mma_speed
+        arithmetic = max(arithmetic, self.constants["wgmma_interval"] / self.mma_speed)
+        rows = n + (0 if form.a_in_tmem else m)
+        smem = rows * k * form.bits / 8 / self.smem_port
+        return arithmetic, smem, self.constants["wgmma_latency"]
 
-def hardware(gpu: Gpu) -> Hardware:
-    """The model's SM of a GPU. RooflineError if the GPU lacks a number that it needs."""
-    if not gpu.has_tmem:
-        raise RooflineError(f"gpu {gpu.name}: the cycle model has no wgmma yet; choose a Blackwell")
-    constants = {name: float(q.value) for name, q in latencies().items()}
+    def warp_mma(self, m: int, n: int, k: int, form: MmaForm) -> tuple[float, float]:
+        """One mma.sync: cycles of its sub-partition's tensor core, and until its result comes."""
+        rate = self._rate(form.bits) / SUB_PARTITIONS * self.constants["warp_mma_share"]
+        cycles = 2 * m * n * k / rate / self.mma_speed
+        return cycles, self.constants["warp_mma_latency"]
+
+    def _rate(self, bits: int) -> float:
+        if bits not in self.mma_rates:
+            raise RooflineError(f"gpu {self.gpu.name}: no MMA rate for operands of {bits} bits")
+        return self.mma_rates[bits]
+
+
+_RATE_FIELDS = {32: "mma_tf32", 16: "mma_bf16", 8: "mma_fp8", 4: "mma_nvfp4"}
+
+
+def hardware(gpu: Gpu, clock_ghz: float | None = None) -> Hardware:
+    """The model's SM of a GPU. RooflineError if the GPU lacks a number that it needs.
+
+    clock_ghz: of the SMs, against which L2 bandwidth counts; None: the GPU's own.
+    """
+    constants = {name: float(q.value) for name, q in latencies(gpu.arch_number).items()}
 
     def rate(field: str) -> float:
         return float(gpu[field].value)
@@ -155,8 +185,9 @@ def hardware(gpu: Gpu) -> Hardware:
     latency[OpClass.GLOBAL] = constants["global_latency"]
     latency[OpClass.TMEM] = constants["tmem_load_latency"]
     latency[OpClass.MOVE] = 0.0
-    sms, clock = rate("sms"), rate("clock") * 1e9
-    read = rate("tmem_read_bandwidth") / SUB_PARTITIONS
+    sms, clock = rate("sms"), (clock_ghz or rate("clock")) * 1e9
+    read = rate("tmem_read_bandwidth") / SUB_PARTITIONS if gpu.has_tmem else 1.0
+    peer = "dsmem_bandwidth"
     return Hardware(
         gpu=gpu,
         interval=tuple(interval[op] for op in OpClass),
@@ -166,6 +197,8 @@ def hardware(gpu: Gpu) -> Hardware:
         tmem_read=read,
         tmem_write=read * constants["tmem_write_share"],
         l2=rate("l2_bandwidth") * 1e12 / sms / clock,
-        mma_speed=rate("mma_bf16") / 8192,
+        peer=rate(peer) if gpu.has(peer) else constants["peer_bandwidth"],
+        mma_rates={bits: rate(f) for bits, f in _RATE_FIELDS.items() if gpu.has(f)},
+        mma_speed=1.0,
         constants=constants,
     )

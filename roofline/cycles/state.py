@@ -27,7 +27,8 @@ class Run:
     """What came of a cluster.
 
     cycles: from the first instruction to the last effect. busy: unit -> cycles in use, of one SM.
-    stalls: role -> cause -> warp cycles. instructions: warp instructions issued.
+    stalls: role -> cause -> warp cycles. instructions: warp instructions issued. tensor_flops: of
+    the MMAs; operand_bytes: that these read from SMEM; l2_bytes: moved from and to L2.
     """
 
     cycles: float = 0.0
@@ -36,6 +37,8 @@ class Run:
     role_warps: dict[str, int] = field(default_factory=dict)
     instructions: int = 0
     tensor_flops: float = 0.0
+    operand_bytes: float = 0.0
+    l2_bytes: float = 0.0
     spans: list[Span] = field(default_factory=list)
 
 
@@ -54,9 +57,10 @@ class WarpState:
     """A warp's place in its record, and when its registers will be there."""
 
     __slots__ = (
-        "after", "block", "cause", "copy_groups", "copy_open", "entered", "events", "next_event",
-        "next_visit", "op", "rank", "ready", "record", "role", "slot", "stores",
-        "tmem_loads", "visits", "wanted", "who",
+        "after", "async_groups", "async_open", "block", "cause", "cluster_phase", "copy_groups",
+        "copy_open", "entered", "events", "next_event", "next_visit", "op", "rank", "ready",
+        "record", "role", "slot", "stores", "tmem_loads", "visits", "wanted", "wgmma_groups",
+        "wgmma_issued", "who",
     )  # fmt: skip
 
     def __init__(self, record: WarpRecord, rank: int, visits: list[Block], registers: int) -> None:
@@ -78,6 +82,11 @@ class WarpState:
         self.stores = 0.0
         self.copy_open: list[float] = []
         self.copy_groups: list[float] = []
+        self.async_open = 0.0  # when the cp.async that no group has are there
+        self.async_groups: list[float] = []
+        self.cluster_phase = 0  # that its wait at barrier.cluster is for
+        self.wgmma_issued = 0
+        self.wgmma_groups: list[int] = []  # MMAs issued when each pending group was committed
 
 
 @dataclass(slots=True)
@@ -94,6 +103,20 @@ class TensorWork:
 
 
 @dataclass(slots=True)
+class WarpGroup:
+    """A warpgroup's MMAs. issued: warps that have, and the last one's time, by number; queue: not
+    begun; begun: when each will be complete. blocked: warps that may not issue on, waiters: warps
+    that wait for the first so many."""
+
+    rank: int
+    issued: list[tuple[int, float]] = field(default_factory=list)
+    queue: deque[TensorWork] = field(default_factory=deque)
+    begun: list[float] = field(default_factory=list)
+    blocked: list[tuple[int, WarpState]] = field(default_factory=list)
+    waiters: list[tuple[int, WarpState]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Sm:
     """The units that the warps of one SM share."""
 
@@ -106,6 +129,9 @@ class Sm:
     port_free: float = 0.0
     copy_in_free: float = 0.0
     copy_out_free: float = 0.0
+    warpgroups: list[WarpGroup] = field(default_factory=list)
+    serving: bool = False  # somebody will look at the warpgroups' queues
+    sub_tensor_free: list[float] = field(default_factory=lambda: [0.0] * SUB_PARTITIONS)
 
 
 def visits_of(record: WarpRecord, code: Code, blocks: Blocks) -> list[Block]:

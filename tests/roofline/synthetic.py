@@ -23,6 +23,7 @@ class Kernel:
     machine: list[bool] = field(default_factory=list)
     leaders: list[bool] = field(default_factory=list)
     starts: list[int] = field(default_factory=lambda: [0])
+    immediates: dict[int, int] = field(default_factory=dict)
 
     def block(self, *instructions: tuple[str, OpClass, list[int], list[int]]) -> int:
         """Adds a native basic block of (name, class, reads, writes); returns its segment."""
@@ -34,14 +35,25 @@ class Kernel:
             self.writes.append(writes)
         return self._close(machine=False, leader=True)
 
-    def event(self, name: str, op: OpClass, reads: list[int], writes: list[int]) -> int:
-        """Adds a machine instruction in a basic block of its own; returns its segment."""
+    def event(
+        self,
+        name: str,
+        op: OpClass,
+        reads: list[int],
+        writes: list[int],
+        *,
+        leader: bool = True,
+        immediate: int = 0,
+    ) -> int:
+        """Adds a machine instruction, in a basic block of its own unless it is no leader; returns
+        its segment. immediate: groups that a wait_group allows."""
         self.names.append(name)
         self.ops.append(op)
         self.widths.append(1)
         self.reads.append(reads)
         self.writes.append(writes)
-        return self._close(machine=True, leader=True)
+        self.immediates[len(self.names) - 1] = immediate
+        return self._close(machine=True, leader=leader)
 
     def _close(self, *, machine: bool, leader: bool) -> int:
         self.machine.append(machine)
@@ -70,6 +82,7 @@ class Kernel:
             np.array([names.index(n) for n in self.names], np.int32),
             np.zeros(count, np.int32),
             np.arange(count, dtype=np.int32),
+            np.array([self.immediates.get(i, 0) for i in range(count)], np.int32),
             def_start,
             defs,
             use_start,
@@ -95,3 +108,8 @@ class Kernel:
 
 def mma_row(m: int, n: int, k: int = 16, *, a_in_tmem: bool = False, ctas: int = 1) -> Row:
     return (Event.MMA, m, n, k | MmaForm(a_in_tmem, ctas, 16).encode() << 16, 0)
+
+
+def wgmma_row(n: int, k: int = 16, *, a_in_registers: bool = False) -> Row:
+    form = MmaForm(a_in_registers, 1, 16).encode()
+    return (Event.WGMMA, 64, n, k | form << 16, 0)

@@ -275,11 +275,6 @@ def test_an_unknown_unit_is_named(hw: Hardware) -> None:
         hw.faster("warp drive", 2.0)
 
 
-def test_hopper_is_refused_in_one_line() -> None:
-    with pytest.raises(RooflineError, match="gpu h200: the cycle model has no wgmma yet"):
-        hardware(find_gpu("h200"))
-
-
 def test_the_timeline_is_in_order(hw: Hardware) -> None:
     kernel = chain("fma.rn.f32", FMA)
     spans = simulate(
