@@ -143,7 +143,8 @@ def this_tile(plan: cutlass.Constexpr[KernelPlan], sizes) -> Tile:
     """The calling CTA's tile."""
     seqlen_q, seqlen_k, heads, group, batches, m_tiles, section = sizes
     index, _, _ = cute.arch.block_idx()
-    m_tile, head_of_all = tile_of(index, m_tiles, heads * batches, section, plan.causal)
+    longest_first = plan.tile_order == "longest_first"
+    m_tile, head_of_all = tile_of(index, m_tiles, heads * batches, section, longest_first)
     batch = Int32(Uint32(head_of_all) // Uint32(heads))
     head = head_of_all - batch * heads
     kv_head = Int32(Uint32(head) // Uint32(group))

@@ -27,18 +27,17 @@ def attention_forward(
     heads: int,
     kv_heads: int,
     causal: bool,
-    exp2_emulated_share: float | None = None,
+    **plan_fields: Any,
 ) -> dict[str, Any]:
     """The forward kernel on random normal data.
 
     Returns ``fn`` and ``args``, to launch; ``roles``, names by warp; ``tile_rows`` and
     ``tile_keys``, the query rows of a work item and the keys of an iteration; ``persistent``,
     whether a CTA takes one work item after another; ``longest_first``, whether the grid starts with
-    the longest items. exp2_emulated_share: the plan's own if None. Raises ValueError where the
-    kernel has no plan.
+    the longest items. plan_fields: fields of the plan to set, such as ``exp2_emulated_share``.
+    Raises ValueError where the kernel has no such plan.
     """
-    share = {} if exp2_emulated_share is None else {"exp2_emulated_share": exp2_emulated_share}
-    plan = KernelPlan.forward(gpu=gpu, dtype=dtype, head_dim=head_dim, causal=causal, **share)
+    plan = KernelPlan.forward(gpu=gpu, dtype=dtype, head_dim=head_dim, causal=causal, **plan_fields)
     generator = torch.Generator().manual_seed(0)
 
     def normal(length: int, count: int) -> torch.Tensor:
@@ -55,5 +54,5 @@ def attention_forward(
         "tile_rows": plan.tile_q,
         "tile_keys": plan.tile_n,
         "persistent": False,
-        "longest_first": causal,
+        "longest_first": plan.tile_order == "longest_first",
     }

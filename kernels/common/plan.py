@@ -38,6 +38,8 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2}
 # and the same factor goes into the float32 row sum and accumulator.
 MAX_RESCALE_THRESHOLD = 15.0
 FORWARD_ARCHS = ("sm_100a", "sm_103a")
+# kernels/common/tile_order.py: all query tiles of a head in turn, or long ones of many heads first.
+TILE_ORDERS = ("head_major", "longest_first")
 MAX_HEAD_DIM = 128
 
 
@@ -125,6 +127,7 @@ class KernelPlan:
     q_stages: int = 2  # query tiles in flight
     tile_n: int = 128  # keys of one block
     ctas: int = 1  # CTAs that share an MMA
+    tile_order: str = "head_major"  # one of TILE_ORDERS
 
     @classmethod
     def forward(
@@ -138,8 +141,9 @@ class KernelPlan:
     ) -> "KernelPlan":
         """The plan of the Blackwell forward kernel, or :class:`PlanError` with every broken rule.
 
-        ``overrides`` replaces any other field. Unset ones take the best known value: ``kv_stages``
-        as many as SMEM holds, registers by mask, ``exp2_emulated_share`` by arch.
+        ``overrides`` replaces any other field. Unset ones are as FlashAttention-4 publishes them:
+        registers and tile order by mask, ``exp2_emulated_share`` by arch; ``kv_stages`` as many as
+        SMEM holds. `fa4` sets them from `roofline.choose`, which knows this kernel.
         """
         known = {f.name for f in dataclasses.fields(cls)} - {"gpu", "arch", "dtype", "head_dim"}
         unknown = sorted(set(overrides) - known)
@@ -153,6 +157,7 @@ class KernelPlan:
             "correction_registers": registers[1],
             "other_registers": registers[2],
             "exp2_emulated_share": _EXP2_SHARE.get(arch, 0.0),
+            "tile_order": TILE_ORDERS[bool(causal)],
         }
         fields |= overrides
         if "kv_stages" not in fields:
@@ -353,7 +358,9 @@ class KernelPlan:
         return out
 
     def __str__(self) -> str:
-        return _describe(self)
+        from kernels.common.plan_text import describe
+
+        return describe(self)
 
 
 def broken_rules(plan: KernelPlan) -> list[str]:
@@ -380,6 +387,8 @@ def _broken_field_rules(plan: KernelPlan) -> list[str]:
         value = getattr(plan, name)
         if not _is_int(value) or value != only:
             rules.append(f"{name} {value!r}: this kernel takes {only} only")
+    if plan.tile_order not in TILE_ORDERS:
+        rules.append(f"tile_order {plan.tile_order!r}: use one of {', '.join(TILE_ORDERS)}")
     if not _is_int(plan.kv_stages) or plan.kv_stages < 2:
         rules.append(f"kv_stages {plan.kv_stages!r}: use 2 or more, a K and a V tile are in use")
     if not _is_number(plan.exp2_emulated_share) or not 0 <= plan.exp2_emulated_share <= 1:
@@ -438,61 +447,3 @@ def _most_kv_stages(head_dim_padded: int, element_bytes: int) -> int:
     """K and V tiles that fit beside two Q and two O tiles of 128 rows, 3 KiB left for the rest."""
     tile = 128 * head_dim_padded * element_bytes
     return (SMEM_LIMIT_BYTES - 3 * 1024) // tile - 4
-
-
-def _describe(plan: KernelPlan) -> str:
-    mask = "causal" if plan.causal else "dense"
-    lines = [
-        f"forward {mask} {plan.dtype} on {plan.gpu} ({plan.arch}), "
-        f"head_dim {plan.head_dim} in tiles of {plan.head_dim_padded}",
-        f"tile {plan.tile_q}x{plan.tile_n} ({plan.q_stages} x {plan.tile_m} query rows), "
-        f"{plan.kv_stages} K/V stages, {plan.threads} threads, {plan.ctas} CTA",
-        f"exp2 on the FMA pipe: asked {plan.exp2_emulated_share:.4g}, "
-        f"realised {plan.exp2_realised_share:.4g} "
-        f"({plan.exp2_emulated_pairs} of {plan.tile_n // 2} pairs a row, degree "
-        f"{plan.exp2_degree}); "
-        f"rescale threshold {plan.rescale_threshold:g}",
-        "",
-        "Warps",
-        *_table(
-            ("role", "warps", "registers"),
-            [(r.name, _span(r.warps), r.registers) for r in plan.roles],
-        ),
-        "",
-        f"TMEM, {plan.tmem_cols} columns",
-        *_table(
-            ("tensor", "first", "cols", "lifetime"),
-            [(r.name, r.first_col, r.cols, r.lifetime) for r in plan.tmem_map],
-        ),
-        "",
-        f"SMEM, {plan.smem_bytes} of {SMEM_LIMIT_BYTES} bytes",
-        *_table(
-            ("region", "offset", "bytes"),
-            [(r.name, r.offset_bytes, r.bytes) for r in plan.smem_map],
-        ),
-        "",
-        "mbarriers",
-        *_table(
-            ("barrier", "count", "arrivals", "tx bytes", "arrives", "waits", "first parity"),
-            [
-                (b.name, b.count, b.arrivals, b.tx_bytes, b.arrives, b.waits, b.first_parity)
-                for b in plan.barriers
-            ],
-        ),
-    ]
-    return "\n".join(lines)
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> list[str]:
-    """Rows as aligned text, numbers to the right."""
-    cells = [head, *[tuple(str(c) for c in row) for row in rows]]
-    columns = []
-    for i, column in enumerate(zip(*cells, strict=True)):
-        width = max(len(cell) for cell in column)
-        numbers = all(not isinstance(row[i], str) for row in rows)
-        columns.append([c.rjust(width) if numbers else c.ljust(width) for c in column])
-    return ["  " + "  ".join(line).rstrip() for line in zip(*columns, strict=True)]
-
-
-def _span(warps: tuple[int, ...]) -> str:
-    return f"{warps[0]}-{warps[-1]}" if len(warps) > 1 else str(warps[0])

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """In which order CTAs take the tiles of a problem.
 
-Dense: all query tiles of a head one after another, so that its K and V stay in L2.
-Causal: the longest tile first (LPT scheduling: short ones fill the gaps at the end), over as many
-heads at a time as have their K and V in L2 together (arXiv 2603.05451, section 3.3).
+*head_major*: all query tiles of a head one after another, so that its K and V stay in L2.
+*longest_first*, for causal masks: the longest tile first (LPT scheduling: short ones fill the gaps
+at the end), over as many heads at a time as have their K and V in L2 together (arXiv 2603.05451,
+section 3.3). A plan says which (``KernelPlan.tile_order``).
 """
 
 import cutlass

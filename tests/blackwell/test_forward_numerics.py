@@ -67,6 +67,24 @@ def test_every_way_to_compute_exp2(plan):
     check_numbers(plan, *random_problem(plan, 1, 200, 390, 2, 2, seed=2))
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
+def test_tile_order_moves_tiles_and_no_bit(causal):
+    """The first CTA takes the first queries of a head, or its last ones; the result is the same."""
+    orders = {
+        order: KernelPlan.forward(head_dim=64, causal=causal, tile_order=order)
+        for order in ("head_major", "longest_first")
+    }
+    problem = random_problem(orders["head_major"], 2, 300, 200, 3, 3, seed=3)
+    whole = [run_forward(plan, *problem)[:2] for plan in orders.values()]
+    assert all(torch.equal(a, b) for a, b in zip(*whole, strict=True))
+    for order, plan in orders.items():
+        out = torch.full_like(problem[0], math.nan)
+        run_forward(plan, *problem, out=out, ctas=[0])
+        written = out.isfinite().all(-1)[0, :, 0]
+        last = order == "longest_first"
+        assert written[256:].all() == last and written[:256].all() == (not last), order
+
+
 def rising_problem(plan, step):
     """Row maxima that rise by about ``step`` log2 units from each key block to the one left of it.
 

@@ -133,6 +133,13 @@ def test_exp2_default_share_follows_the_mufu():
     assert KernelPlan.forward(gpu="b300").exp2_emulated_share == 0
 
 
+def test_tile_order_default_follows_the_mask():
+    """Masked tiles differ in length, so the longest start first."""
+    orders = [KernelPlan.forward(causal=causal).tile_order for causal in (False, True)]
+    assert orders == ["head_major", "longest_first"]
+    assert "tiles head major" in str(KernelPlan.forward(causal=True, tile_order="head_major"))
+
+
 def test_plan_prints_all_it_derives():
     plan = KernelPlan.forward(gpu="b300", head_dim=80, causal=True, exp2_emulated_share=0.1)
     text = str(plan)
@@ -170,6 +177,8 @@ BROKEN = [
     ({"tile_n": 64}, "tile_n 64: this kernel takes 128 only"),
     ({"q_stages": 1}, "q_stages 1: this kernel takes 2 only"),
     ({"ctas": 2}, "ctas 2: this kernel takes 1 only"),
+    ({"tile_order": "random"}, "tile_order 'random': use one of head_major, longest_first"),
+    ({"tile_order": True}, "tile_order True: use one of"),
     ({"kv_stages": 1}, "kv_stages 1: use 2 or more"),
     ({"kv_stages": 4}, "exceeds 232448: lower kv_stages from 4 to 3"),
     ({"head_dim": 64, "kv_stages": 11}, "lower kv_stages from 11 to 10"),
