@@ -159,7 +159,7 @@ class ClusterBarrier:
         self._owed: dict[Warp, int] = {}  # warp -> the phase its last arrival belongs to
         self.phase = 0
 
-    def arrive(self, warp: Warp) -> None:
+    def arrive(self, warp: Warp, relaxed: bool) -> None:
         if warp in self._arrived:
             raise EmulatorFault(
                 "cluster_barrier_rearrive",
@@ -170,7 +170,7 @@ class ClusterBarrier:
         machine = self._machine
         machine.events += 1
         if machine.race is not None:
-            machine.race.cluster_arrive(warp)
+            machine.race.cluster_arrive(warp, relaxed)
         self.check()
 
     def check(self) -> None:
@@ -426,8 +426,8 @@ class Machine:
         else:
             taken = segment.run(warp.registers.address, mask, self._params_address)
             self.executed += segment.count * mask.bit_count()
-            if segment.syncs and self.race is not None:
-                self.race.warp_sync(warp)
+            if segment.converged and self.race is not None:
+                (self.race.warp_sync if segment.syncs else self.race.converged)(warp)
             if segment.branch == "none":
                 fragment.pc = pc + 1
             elif segment.branch == "always" or taken == mask:
@@ -456,6 +456,8 @@ class Machine:
                 self._converge(warp, fragment, segment, active)
                 return
             self.lanes = active
+            if segment.converged and self.race is not None:
+                self.race.converged(warp)
             wait = segment.run(warp, active)
             if wait is not None:
                 if wait.retry is False:

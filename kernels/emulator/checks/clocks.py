@@ -1,6 +1,6 @@
 """Vector clocks of agents: warps, and the asynchronous engines that work for them.
 
-Each agent carries a *bundle* of six vector clocks, rows of one array:
+Each agent carries a *bundle* of seven vector clocks, rows of one array:
 
     GENERIC     what happens-before the agent's next ordinary access
     ASYNC       what also happens-before its next access through the async proxy: grows to GENERIC
@@ -12,6 +12,7 @@ Each agent carries a *bundle* of six vector clocks, rows of one array:
     ASYNC_GLOBAL  as ASYNC, for global memory: fence.proxy.async may name one state space
     LOOSE       what synchronisation brought whose scope is too narrow, or which is relaxed (isa
                 profile): grows into GENERIC at a fence.acq_rel or fence.sc
+    FENCED      what somebody's fence has shown to the whole GPU: grows to GENERIC at one
 
 An access by agent a at its clock c is ordered before another agent's access if the view that
 governs the latter has v[a] >= c. The two-clock idea (ordinary and async) is JAX Pallas's Mosaic-GPU
@@ -26,8 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-GENERIC, ASYNC, TMEM_OUT, TMEM_VIEW, LOOSE, ASYNC_GLOBAL = range(6)
-ROWS = 6
+GENERIC, ASYNC, TMEM_OUT, TMEM_VIEW, LOOSE, ASYNC_GLOBAL, FENCED = range(7)
+ROWS = 7
 Bundle = NDArray[np.int32]
 
 WARP, TMEM_LD, TMEM_ST, TENSOR_CORE, TMA_LOAD, TMA_STORE = (

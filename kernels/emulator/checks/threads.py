@@ -1,7 +1,4 @@
-"""Happens-before for what threads start themselves: atomics, asynchronous stores, cp.async.
-
-A part of `RaceDetector`, which it extends.
-"""
+"""Happens-before for what threads do themselves: loads and stores, atomics, cp.async, wgmma."""
 
 from __future__ import annotations
 
@@ -11,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..findings import EmulatorFault
-from .clocks import ASYNC, GENERIC, TMEM_VIEW, Agent, Agents, Bundle, join
+from .barriers import BarrierHooks
+from .clocks import ASYNC, GENERIC, TMEM_VIEW, WARP, Agent, Bundle, join
+from .lanes import ATOMICS, MANY, ByLanes, collision, lanes_of, sorted_cells
+from .reports import CELL_BYTES, CP_ASYNC, ST_ASYNC, WGMMA, same_word_twice
 
 if TYPE_CHECKING:
     from ..state import Cta, Warp
-
-CELL_BYTES = 4
-CP_ASYNC, ST_ASYNC, WGMMA = "cp.async", "st.async", "wgmma"  # kinds of agents
 
 
 def cells_of(addrs: NDArray[np.int64], nbytes: int, base: int) -> NDArray[np.int64]:
@@ -28,33 +25,104 @@ def cells_of(addrs: NDArray[np.int64], nbytes: int, base: int) -> NDArray[np.int
     return np.unique(cells)
 
 
-class ThreadHooks:
-    """Needs `RaceDetector`'s agents, shadows and `_access`."""
+class ThreadHooks(BarrierHooks):
+    """Accesses of shared memory by a warp's lanes."""
 
-    agents: Agents
-    _warps: dict[Any, Agent]
-    _ctas: dict[int, Any]
+    def smem(
+        self,
+        warp: Warp,
+        cta: Cta,
+        addrs: NDArray[np.int64],
+        nbytes: int,
+        write: bool,
+        data: NDArray[np.uint8] | None = None,
+        chosen: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """An ordinary access by lanes of a warp; a narrow one makes the CTA's shadow finer.
+        ``data``: what a store writes, a row a lane. ``chosen``: which of the lanes that execute
+        (None: as many of the lowest as there are addresses)."""
+        warp_agent = agent = self._warps[warp]
+        if self.strict:
+            agent = self._lane_agent(warp, agent)
+        shadow = self._ctas[id(cta)]
+        fine = nbytes < CELL_BYTES
+        if fine:
+            shadow.smem.refine(CELL_BYTES // nbytes)
+        unit = CELL_BYTES // shadow.smem.split if fine else CELL_BYTES
+        cells = (addrs - shadow.base) // unit
+        words = nbytes // unit
+        if words > 1:
+            cells = (cells[:, None] + np.arange(words)).reshape(-1)
+        who = self._who(warp, words, chosen)[: cells.size]
+        cells, who, shared = sorted_cells(cells, who)
+        if shared and data is not None:
+            self._one_value(addrs, data)
+        by = self._by(warp, warp_agent, who)
+        place = (warp.pc, "smem", shadow.base)
+        self._access(shadow.smem, cells, agent, GENERIC, write, *place, fine=fine, by=by)
 
-    if TYPE_CHECKING:
+    @staticmethod
+    def _who(warp: Warp, words: int, chosen: NDArray[Any] | None) -> NDArray[np.int32]:
+        """The lane of each cell; ``chosen``: mask or indices within the executing lanes."""
+        if chosen is None:
+            return lanes_of(warp.cta.machine.lanes, words)
+        who: NDArray[np.int32] = lanes_of(warp.cta.machine.lanes, 1)[chosen]
+        return who.repeat(words)
 
-        def _access(self, *args: Any) -> None: ...
+    def smem_written(self, warp: Warp, cta: Cta, addr: int, nbytes: int) -> None:
+        """A warp as a whole has written (tcgen05.alloc): none of its lanes has to wait."""
+        agent, shadow = self._warps[warp], self._ctas[id(cta)]
+        if self.strict:
+            self._touched(agent, warp.alive)
+        cells = slice((addr - shadow.base) >> 2, (addr - shadow.base + nbytes) >> 2)
+        self._access(shadow.smem, cells, agent, GENERIC, True, warp.pc, "smem", shadow.base)
 
-        def _fault(self, *args: Any) -> EmulatorFault: ...
+    def _by(self, warp: Warp, agent: Agent, who: NDArray[np.int32]) -> ByLanes:
+        order = self._order[warp]
+        order.since = True
+        part, copies = self._parts.get(warp), self._cp_async.get(warp)
+        agents = (agent.index,) if part is None else (agent.index, part.index)
+        return ByLanes(order, agents, -1 if copies is None else copies.index, agent.clock, who)
 
-        def _own(self, table: dict[Any, Agent], kind: str, warp: Warp) -> Agent: ...
+    def _one_value(self, addrs: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+        """Lanes that store to one place must store one value there."""
+        if (lanes := collision(addrs, data)) is not None:
+            where = f"shared address {int(addrs[lanes[0]]):#x}"
+            raise EmulatorFault("smem_race", same_word_twice("values", where, lanes))
 
-        def _barrier(self, cta: Cta, addr: int, view: NDArray[np.int32], what: str) -> Any: ...
+    def _lane_agent(self, warp: Warp, agent: Agent) -> Agent:
+        """Who is recorded for an access by the lanes that execute: the warp, or a second agent for
+        a part of it, so that what one lane did is told from what they all did."""
+        lanes = warp.cta.machine.lanes
+        if lanes != warp.alive:
+            part = self._parts.get(warp)
+            if part is None:
+                part = self._parts[warp] = self.agents.add(WARP, warp)
+            self.agents.fit(agent)
+            agent.bundle[GENERIC, part.index] = part.clock
+            part.bundle = agent.bundle
+            agent = part
+        self._touched(agent, lanes)
+        return agent
 
-    def __init__(self) -> None:
-        self._cp_async: dict[Any, Agent] = {}
-        self._wgmma: dict[Any, Agent] = {}
-
-    def smem_atomic(self, warp: Warp, cta: Cta, addrs: NDArray[np.int64], nbytes: int) -> None:
+    def smem_atomic(
+        self,
+        warp: Warp,
+        cta: Cta,
+        addrs: NDArray[np.int64],
+        nbytes: int,
+        chosen: NDArray[np.int64] | None = None,
+    ) -> None:
         """Atomics do not race with each other, but with everything else."""
         agent, shadow = self._warps[warp], self._ctas[id(cta)]
-        cells = cells_of(addrs, nbytes, shadow.base)
+        # Narrow operations count as if they were on the whole word.
+        words = max(nbytes // CELL_BYTES, 1)
+        cells = ((addrs - shadow.base) // CELL_BYTES)[:, None] + np.arange(words)
+        who = self._who(warp, words, chosen)
+        cells, who, _ = sorted_cells(cells.reshape(-1), who)
+        by = self._by(warp, agent, np.where(who == MANY, np.int32(ATOMICS), who))
         view = self.agents.fit(agent)[GENERIC]
-        conflict = shadow.smem.atomic(cells, view, agent.index, agent.clock, warp.pc)
+        conflict = shadow.smem.atomic(cells, view, agent.index, agent.clock, warp.pc, by)
         if conflict is not None:
             raise self._fault(conflict, agent, GENERIC, True, "smem", shadow.base)
 
@@ -74,15 +142,24 @@ class ThreadHooks:
         agent.clock += 1
         agent.bundle[GENERIC, agent.index] = agent.clock  # copies of the generic proxy
         shadow = self._ctas[id(warp.cta)]
-        cells = cells_of(addrs, nbytes, shadow.base)
-        self._access(shadow.smem, cells, agent, GENERIC, True, warp.pc, "smem", shadow.base)
+        cells = (addrs - shadow.base >> 2)[:, None] + np.arange(nbytes >> 2)
+        lanes = lanes_of(warp.cta.machine.lanes, nbytes >> 2)
+        cells, who, _ = sorted_cells(cells.reshape(-1), lanes)
+        by = self._by(warp, issuer, who)
+        place = (warp.pc, "smem", shadow.base)
+        self._access(shadow.smem, cells, agent, GENERIC, True, *place, by=by)
         return agent.clock
 
     def cp_async_wait(self, warp: Warp, clock: int) -> None:
         """The warp waited for its copies up to that clock."""
         done = self._cp_async[warp]
         bundle = self.agents.fit(self._warps[warp])
-        bundle[GENERIC, done.index] = max(int(bundle[GENERIC, done.index]), clock)
+        before = int(bundle[GENERIC, done.index])
+        if clock > before:
+            bundle[GENERIC, done.index] = clock
+            order = self._order[warp]
+            order.waited(before + 1, clock, self._warps[warp].clock)
+            order.since = True
 
     def wgmma(self, warp: Warp, operands: list[NDArray[np.int64]], number: int) -> int:
         """A warp's share of the warpgroup's ``number``-th wgmma is issued: its clock. The four
@@ -111,8 +188,7 @@ class ThreadHooks:
     def cp_async_arrive(self, warp: Warp, cta: Cta, addr: int) -> Bundle:
         """cp.async.mbarrier.arrive is issued: the bundle that its arrival will publish."""
         agent: Agent = self._own(self._cp_async, CP_ASYNC, warp)
-        view = self.agents.fit(self._warps[warp])[GENERIC]
-        self._barrier(cta, addr, view, "cp.async.mbarrier.arrive")
+        self._barrier(cta, addr, self.agents.fit(self._warps[warp]), "cp.async.mbarrier.arrive")
         issued = self.agents.fit(self._warps[warp])
         bundle: Bundle = join(self.agents.fit(agent).copy(), issued)
         bundle[TMEM_VIEW] = 0

@@ -53,7 +53,7 @@ def alloc(b: Binding) -> Handler:
             )
         if (race := cta.machine.race) is not None:
             race.tmem_allocated(cta, column, columns)
-            race.smem(w, cta, at, 4, write=True)
+            race.smem_written(w, cta, start, 4)
         cta.smem.store(at, np.array([[column]], np.uint32).view(np.uint8))
         cta.machine.events += 1
         return None

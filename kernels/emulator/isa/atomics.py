@@ -54,7 +54,8 @@ def atomic(b: Binding) -> Handler:
         values = [_gather(readers, w)[lanes] for readers in sources]
         old = np.empty((lanes.size, total), np.uint8)
         for shared, own, chosen in _places(w, space, addrs):
-            old[chosen] = _apply(w, shared, own, [v[chosen] for v in values], apply, total, order)
+            given = [v[chosen] for v in values]
+            old[chosen] = _apply(w, shared, own, chosen, given, apply, total, order)
         for k, write in enumerate(writers):
             write(w, mask, old[:, k * nbytes : (k + 1) * nbytes])
         w.cta.machine.events += 1
@@ -146,15 +147,17 @@ def _apply(
     w: Warp,
     shared: Cta | None,
     addrs: NDArray[np.int64],
+    chosen: NDArray[np.int64],
     operands: list[NDArray[np.uint8]],
     apply: Any,
     nbytes: int,
     order: str,
 ) -> NDArray[np.uint8]:
-    """Performs the operation in one memory; returns the old bytes."""
+    """Performs the operation in one memory; returns the old bytes. ``chosen``: which of the
+    executing lanes the addresses are of."""
     memory = w.cta.gmem if shared is None else shared.smem
     if (race := w.cta.machine.race) is not None and shared is not None:
-        race.smem_atomic(w, shared, addrs, nbytes)
+        race.smem_atomic(w, shared, addrs, nbytes, chosen)
     if shared is None and w.cta.machine.globals is not None:
         w.cta.machine.globals.atomic(w, addrs, nbytes, order)
     if np.unique(addrs).size == addrs.size:

@@ -40,8 +40,35 @@ def gather(w: Warp, mask: int, members: int, b: Binding) -> Wait | None:
     """All live members must arrive before a .sync instruction executes."""
     missing = members & w.alive & ~mask
     if not missing:
+        if (race := w.cta.machine.race) is not None:
+            race.converged(w, mask)
         return None
     return Wait(("converge", w.index), b.ins.op, detail=(("missing_lanes", f"{missing:#010x}"),))
+
+
+def by_mask(b: Binding, op: Operand, run: Handler) -> Handler:
+    """``run`` for each set of lanes that give the same member mask: tiles of cooperative groups
+    execute one shfl.sync together, each with its own mask."""
+    if isinstance(op, Imm):
+        return run
+    read = b.lanes32(op)
+
+    def by_parts(w: Warp, mask: int) -> Wait | None:
+        values = read(w)[LANES[mask]]
+        if (values == values[0]).all():
+            return run(w, mask)
+        parts: dict[int, int] = {}
+        for lane, members in zip(LANES[mask].tolist(), values.tolist(), strict=True):
+            parts[members] = parts.get(members, 0) | 1 << lane
+        for members, part in parts.items():  # all are here before any executes: once each
+            if missing := members & w.alive & ~part & FULL:
+                detail = (("missing_lanes", f"{missing:#010x}"),)
+                return Wait(("converge", w.index), b.ins.op, detail=detail)
+        for part in parts.values():
+            run(w, part)
+        return None
+
+    return by_parts
 
 
 @machine(r"elect\.sync")
@@ -59,7 +86,7 @@ def elect(b: Binding) -> Handler:
         put_p(w, mask, 1 << leader)
         return None
 
-    return run
+    return by_mask(b, b.ins.operands[1], run)
 
 
 @machine(r"shfl\.sync\.(idx|up|down|bfly)\.b32")
@@ -110,7 +137,7 @@ def shfl(b: Binding) -> Handler:
             put_p(w, mask, _bits(valid))
         return None
 
-    return run
+    return by_mask(b, member, run)
 
 
 def _bits(flags: np.ndarray) -> int:
@@ -139,7 +166,7 @@ def vote(b: Binding) -> Handler:
         put_p(w, mask, FULL if result else 0)
         return None
 
-    return run
+    return by_mask(b, member, run)
 
 
 _REDUCE = {
@@ -166,7 +193,7 @@ def redux(b: Binding) -> Handler:
         put(w, mask, np.full(32, out, dtype).view(np.uint32))
         return None
 
-    return run
+    return by_mask(b, member, run)
 
 
 @machine(r"activemask\.b32")
@@ -178,13 +205,14 @@ def activemask(b: Binding) -> Handler:
 @machine(r"bar\.warp\.sync")
 def bar_warp(b: Binding) -> Handler:
     """Lanes meet, and their earlier memory accesses are ordered before their later ones."""
-    members = member_mask(b, b.ins.operands[0] if b.ins.operands else Imm(-1))
+    member = b.ins.operands[0] if b.ins.operands else Imm(-1)
+    members = member_mask(b, member)
 
     def run(w: Warp, mask: int) -> Wait | None:
         if (wait := gather(w, mask, members(w, mask), b)) is not None:
             return wait
-        if mask == w.alive and (race := w.cta.machine.race) is not None:
-            race.warp_sync(w)
+        if (race := w.cta.machine.race) is not None:
+            race.warp_sync(w, mask)
         return None
 
-    return run
+    return by_mask(b, member, run)

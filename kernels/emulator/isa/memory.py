@@ -39,29 +39,57 @@ def _pattern(op: str, more: str = "") -> str:
     )
 
 
-def load_shared(w: Warp, addrs: NDArray[np.int64], nbytes: int) -> NDArray[np.uint8]:
-    """Bytes at each lane's shared address, in the CTA's own window or in a peer's."""
+def load_shared(
+    w: Warp, addrs: NDArray[np.int64], nbytes: int, among: NDArray[np.bool_] | None = None
+) -> NDArray[np.uint8]:
+    """Bytes at each lane's shared address, in the CTA's own window or in a peer's. ``among``: which
+    of the executing lanes these are, where it is not all."""
     out = np.empty((addrs.size, nbytes), np.uint8)
     for cta, lanes, own in by_cta(w, addrs):
-        _check_race(w, cta, own, nbytes, write=False)
+        _check_race(w, cta, own, nbytes, chosen=_within(among, lanes))
         if lanes is None:
             return cta.smem.load(own, nbytes)
         out[lanes] = cta.smem.load(own, nbytes)
     return out
 
 
-def _check_race(w: Warp, cta: Cta, own: NDArray[np.int64], nbytes: int, write: bool) -> None:
+def _check_race(
+    w: Warp,
+    cta: Cta,
+    own: NDArray[np.int64],
+    nbytes: int,
+    data: NDArray[np.uint8] | None = None,
+    chosen: NDArray[np.bool_] | None = None,
+) -> None:
+    """``data``: of a store; ``chosen``: of the executing lanes, where it is not the lowest ones."""
     if (race := w.cta.machine.race) is not None:
         try:
-            race.smem(w, cta, own, nbytes, write=write)
+            race.smem(w, cta, own, nbytes, data is not None, data, chosen)
         except IndexError:  # out of bounds: the access itself says so in full
             pass
 
 
-def store_shared(w: Warp, addrs: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+def _within(
+    among: NDArray[np.bool_] | None, lanes: NDArray[np.bool_] | None
+) -> NDArray[np.bool_] | None:
+    """Of the executing lanes, those that ``lanes`` (None: all) chooses of ``among`` (None: all)."""
+    if among is None or lanes is None:
+        return lanes if among is None else among
+    out = among.copy()
+    out[among] = lanes
+    return out
+
+
+def store_shared(
+    w: Warp,
+    addrs: NDArray[np.int64],
+    data: NDArray[np.uint8],
+    among: NDArray[np.bool_] | None = None,
+) -> None:
     for cta, lanes, own in by_cta(w, addrs):
-        _check_race(w, cta, own, data.shape[1], write=True)
-        cta.smem.store(own, data if lanes is None else data[lanes])
+        given = data if lanes is None else data[lanes]
+        cta.smem.store(own, given)  # which checks the addresses
+        _check_race(w, cta, own, given.shape[1], given, _within(among, lanes))
 
 
 def is_shared(addrs: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -93,7 +121,7 @@ def load_generic(w: Warp, addrs: NDArray[np.int64], nbytes: int) -> NDArray[np.u
         return load_shared(w, addrs - SHARED_GENERIC_BASE, nbytes)
     out = np.empty((addrs.size, nbytes), np.uint8)
     if shared.any():
-        out[shared] = load_shared(w, addrs[shared] - SHARED_GENERIC_BASE, nbytes)
+        out[shared] = load_shared(w, addrs[shared] - SHARED_GENERIC_BASE, nbytes, shared)
     if local.any():
         lanes = LANES[w.cta.machine.lanes][local]
         out[local] = w.local.load(lanes, addrs[local] - LOCAL_GENERIC_BASE, nbytes)
@@ -109,7 +137,7 @@ def store_generic(w: Warp, addrs: NDArray[np.int64], data: NDArray[np.uint8]) ->
     if rest.any():
         w.cta.gmem.store(addrs[rest], data[rest])
     if shared.any():
-        store_shared(w, addrs[shared] - SHARED_GENERIC_BASE, data[shared])
+        store_shared(w, addrs[shared] - SHARED_GENERIC_BASE, data[shared], shared)
     if local.any():
         lanes = LANES[w.cta.machine.lanes][local]
         w.local.store(lanes, addrs[local] - LOCAL_GENERIC_BASE, data[local])

@@ -109,8 +109,10 @@ def named_barrier(b: Binding) -> Handler:
 
 @machine(r"barrier\.cluster\.arrive(?:\.(?:release|relaxed))?(?:\.aligned)?", converged=True)
 def cluster_arrive(b: Binding) -> Handler:
+    relaxed = "relaxed" in b.ins.mods
+
     def run(w: Warp, mask: int) -> None:
-        w.cta.machine.cluster.arrive(w)
+        w.cta.machine.cluster.arrive(w, relaxed)
 
     return run
 

@@ -19,7 +19,6 @@ The text of a warp can use, all declared here:
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -92,8 +92,8 @@ MBARRIER = [
     ),
     Litmus(
         "its bytes are nobody else's", "mbarrier_ordinary_access",
-        {0: f"{store(1)}\nst.shared.b32 [smem+4], %lane; //wrong\n"
-            "st.shared.b32 [smem+8], %lane; //right"},
+        {0: f"{store(1)}\n@%lead st.shared.b32 [smem+4], %lane; //wrong\n"
+            "@%lead st.shared.b32 [smem+8], %lane; //right"},
         setup=INIT, expect={0: 1},
     ),
     Litmus(

@@ -246,13 +246,13 @@ COPIES = [
 BOUNDS = [
     Litmus(
         "inside shared memory", "smem_out_of_bounds",
-        {0: "st.shared.b32 [smem+16380], %lane; //right\n"
-            f"st.shared.b32 [smem+16384], %lane; //wrong\n{store(1)}"}, expect={0: 1},
+        {0: "@%lead st.shared.b32 [smem+16380], %lane; //right\n"
+            f"@%lead st.shared.b32 [smem+16384], %lane; //wrong\n{store(1)}"}, expect={0: 1},
     ),
     Litmus(
         "aligned", "smem_misaligned",
-        {0: "st.shared.b32 [smem+1024], %lane; //right\n"
-            f"st.shared.b32 [smem+1026], %lane; //wrong\n{store(1)}"}, expect={0: 1},
+        {0: "@%lead st.shared.b32 [smem+1024], %lane; //right\n"
+            f"@%lead st.shared.b32 [smem+1026], %lane; //wrong\n{store(1)}"}, expect={0: 1},
     ),
     Litmus(
         "inside a tensor", "global_out_of_bounds",

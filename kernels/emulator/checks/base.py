@@ -1,0 +1,240 @@
+"""The clocks of a cluster's warps and engines, and what one access or synchronisation does to them.
+
+`RaceDetector` is made of this and of the hooks of each kind of instruction: `barriers`, `threads`,
+`copies`, `tensor_core`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..memory.tensor import COLUMNS
+from .clocks import (
+    ASYNC,
+    GENERIC,
+    LOOSE,
+    TMEM_OUT,
+    TMEM_VIEW,
+    WARP,
+    Agent,
+    Agents,
+    Bundle,
+    join,
+)
+from .lanes import FULL, ByLanes, LaneOrder
+from .reports import CELL_BYTES, Reports
+from .shadow import Cells, Shadow
+
+if TYPE_CHECKING:
+    from ..program import Program
+    from ..state import Cta, Warp
+
+QUADS = 4  # of 32 Tensor Memory lanes
+
+
+@dataclass(slots=True)
+class MbarrierClocks:
+    """Clocks of an mbarrier: arrivals of the open phase, and of all completed ones; ``far``: what
+    other CTAs' threads published to them at cluster scope. Its init, and the fence behind that
+    which shows it to the async proxy."""
+
+    open: Bundle
+    done: Bundle
+    init_agent: int
+    init_clock: int
+    fence_clock: int | None = None
+    far_open: Bundle | None = None
+    far_done: Bundle | None = None
+    seen: dict[Any, int] = field(default_factory=dict)  # warp -> the last phase it waited for
+    parts: dict[Any, int] = field(default_factory=dict)  # warp -> lanes that arrived this phase
+
+
+@dataclass(slots=True)
+class Touched:
+    """An agent of a warp (isa profile): which lanes accessed memory since the warp last met as a
+    whole, and the agent's clock when it did."""
+
+    clock: int = 0
+    since: int = 0
+
+
+@dataclass(slots=True)
+class NamedClocks:
+    """A named barrier: what the open phase's arrivals published, and who arrived in the open and in
+    the last phase, as (agent, clock, warp's name)."""
+
+    open: Bundle
+    arrived: list[tuple[int, int, str]] = field(default_factory=list)
+    last: list[tuple[int, int, str]] = field(default_factory=list)
+
+
+@dataclass
+class CtaShadow:
+    """A CTA's memories: who touched what."""
+
+    smem: Shadow
+    tmem: Shadow
+    base: int
+    mbarriers: dict[int, MbarrierClocks] = field(default_factory=dict)
+    unfenced: dict[Any, list[MbarrierClocks]] = field(default_factory=dict)  # by who initialised
+    named: dict[int, NamedClocks] = field(default_factory=dict)
+
+
+class ClocksOfCluster(Reports):
+    """Agents, shadows, and the steps that all hooks are made of."""
+
+    def __init__(self, program: Program, profile: str) -> None:
+        self.program = program
+        self.strict = profile == "isa"
+        self.tmem_row = TMEM_VIEW if self.strict else GENERIC
+        self.agents = Agents()
+        self._warps: dict[Any, Agent] = {}
+        self._order: dict[Any, LaneOrder] = {}
+        self._ld: dict[Any, Agent] = {}
+        self._st: dict[Any, Agent] = {}
+        self._core: dict[Any, Agent] = {}
+        self._cp_async: dict[Any, Agent] = {}
+        self._wgmma: dict[Any, Agent] = {}
+        self._parts: dict[Any, Agent] = {}  # accesses by some lanes of a warp only (isa profile)
+        self._lanes: dict[int, Touched] = {}  # by agent
+        self._fenced: dict[Any, Bundle] = {}  # a warp's bundle at its last fence.acq_rel or .sc
+        self._ctas: dict[int, CtaShadow] = {}
+
+    def add_cta(self, cta: Cta) -> None:
+        smem = Shadow(cta.smem.nbytes // CELL_BYTES + 1)
+        self._ctas[id(cta)] = CtaShadow(smem, Shadow(QUADS * COLUMNS), cta.smem.base)
+        for warp in cta.warps:
+            agent = self.agents.add(WARP, warp)
+            agent.bundle[GENERIC, agent.index] = 1
+            self._warps[warp] = agent
+            self._order[warp] = LaneOrder()
+
+    def _own(self, table: dict[Any, Agent], kind: str, warp: Warp) -> Agent:
+        agent = table.get(warp)
+        if agent is None:
+            agent = table[warp] = self.agents.add(kind, warp)
+            agent.clock = 0
+        return agent
+
+    def _release(self, warp: Warp, lanes: int | None = None) -> Bundle:
+        """What an arrival by ``lanes`` (None: by each) of the warp publishes: a view of its bundle;
+        its clock then ticks."""
+        agent = self._warps[warp]
+        bundle = self.agents.fit(agent).copy()
+        bundle[TMEM_VIEW] = 0
+        if self.strict and lanes is not None and lanes != warp.alive:
+            self._only_of(warp, lanes, bundle)
+        if (part := self._parts.get(warp)) is not None:
+            part.clock += 1
+        agent.clock += 1
+        agent.bundle[GENERIC, agent.index] = agent.clock
+        return bundle
+
+    def _only_of(self, warp: Warp, lanes: int, bundle: Bundle) -> None:
+        """Takes out of the bundle what other lanes did since bar.warp.sync or a barrier: a thread's
+        release does not cover its neighbours (PTX ISA 9.1 section 8.8, base causality order)."""
+        for table in (self._warps, self._parts, self._ld, self._st):
+            agent = table.get(warp)
+            state = self._lanes.get(agent.index) if agent is not None else None
+            if agent is not None and state is not None and state.since & ~lanes:
+                own = bundle[:, agent.index]
+                np.minimum(own, state.clock, out=own)
+
+    def warp_sync(self, warp: Warp, members: int = FULL) -> None:
+        """Lanes of the warp met at a barrier that orders their memory accesses."""
+        agent = self._warps[warp]
+        self._meet(agent, warp, members)
+        if not self.strict or warp.alive & ~members:
+            return
+        for table in (self._warps, self._parts, self._ld, self._st):
+            if (own := table.get(warp)) is not None:
+                state = self._lanes.setdefault(own.index, Touched())
+                state.clock, state.since = own.clock, 0
+                if own.kind == WARP:
+                    own.clock += 1
+        agent.bundle[GENERIC, agent.index] = agent.clock
+
+    def converged(self, warp: Warp, members: int = FULL) -> None:
+        """Lanes of the warp executed an instruction that they converge for."""
+        if not self.strict:
+            self._meet(self._warps[warp], warp, members)
+
+    def _meet(self, agent: Agent, warp: Warp, members: int) -> None:
+        order = self._order[warp]
+        if order.since:
+            order.meet(members, warp.alive, agent.clock)
+            agent.clock += 1
+            agent.bundle[GENERIC, agent.index] = agent.clock
+
+    def _issuer(self, warp: Warp) -> Bundle:
+        """What comes before an operation that the executing lanes issue to an engine."""
+        bundle = self.agents.fit(self._warps[warp])
+        lanes = warp.cta.machine.lanes
+        if self.strict and lanes != warp.alive:
+            bundle = bundle.copy()
+            self._only_of(warp, lanes, bundle)
+        return bundle
+
+    def _engine(self, kind: str, warp: Warp) -> Agent:
+        """The agent of one asynchronous operation."""
+        engine = self.agents.engine(kind, self._warps[warp])
+        lanes = warp.cta.machine.lanes
+        if self.strict and lanes != warp.alive:
+            self._only_of(warp, lanes, engine.bundle)
+        return engine
+
+    def _touched(self, agent: Agent, lanes: int) -> None:
+        state = self._lanes.get(agent.index)
+        if state is None:
+            state = self._lanes[agent.index] = Touched()
+        state.since |= lanes
+
+    def _acquire(self, warp: Warp, bundle: Bundle, lanes: int = FULL) -> None:
+        """The lanes learn what the bundle holds; so does, where it is not about lanes, the warp."""
+        agent, order = self._warps[warp], self._order[warp]
+        brought = int(bundle[GENERIC, agent.index])
+        if brought > order.met:
+            order.acquire(lanes, warp.alive, brought)
+        copies = self._cp_async.get(warp)
+        if copies is not None and copies.index < bundle.shape[1]:
+            order.waited(0, int(bundle[GENERIC, copies.index]), 0)
+        agent.bundle = join(self.agents.fit(agent), bundle)
+
+    def _loose(self, bundle: Bundle) -> Bundle:
+        """What a wait takes in that is relaxed, or whose scope is too narrow: execution order, on
+        which tcgen05.fence builds (PTX ISA 9.1 section 9.7.16.6.4), and what a fence may add."""
+        out = self.agents.zero()
+        np.maximum(bundle[LOOSE], bundle[GENERIC], out=out[LOOSE, : bundle.shape[1]])
+        out[TMEM_OUT, : bundle.shape[1]] = bundle[TMEM_OUT]
+        return out
+
+    def _published(self, engine: Agent) -> Bundle:
+        bundle = self.agents.fit(engine).copy()
+        bundle[:TMEM_VIEW, engine.index] = engine.clock
+        bundle[TMEM_OUT] = np.maximum(bundle[TMEM_OUT], bundle[GENERIC])
+        bundle[TMEM_VIEW] = 0
+        return bundle
+
+    def _access(
+        self, shadow: Shadow, cells: Cells, agent: Agent, row: int, write: bool, pc: int,
+        space: str, base: int, view: NDArray[np.int32] | None = None, fine: bool = False,
+        by: ByLanes | None = None,
+    ) -> None:  # fmt: skip
+        """``view``: in the place of the agent's row. ``fine``, ``by``: see `Shadow`."""
+        bundle = self.agents.fit(agent)
+        agent.pc = pc
+        if view is None:
+            view = bundle[row]
+        if write:
+            # Nobody is known to put a proxy fence between ordinary reads and the copy that
+            # overwrites what was read; by the PTX text it belongs there.
+            reads = bundle[GENERIC] if row == ASYNC and not self.strict else view
+            conflict = shadow.write(cells, view, agent.index, agent.clock, pc, reads, fine, by)
+        else:
+            conflict = shadow.read(cells, view, agent.index, agent.clock, pc, fine, by)
+        if conflict is not None:
+            raise self._fault(conflict, agent, row, write, space, base)
