@@ -7,6 +7,7 @@ from importlib import import_module
 
 # Each module has main(argv) -> exit status; its docstring's first line says what it does.
 COMMANDS = {
+    "run": ("kernels.emulator.script", "run a script with a modelled GPU in place of a real one"),
     "mutate": ("kernels.emulator.mutate", "remove or weaken every synchronisation of a kernel"),
     "coverage": ("kernels.emulator.coverage", "which instruction forms are modelled and tested"),
 }

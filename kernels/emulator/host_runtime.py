@@ -75,6 +75,7 @@ def entry_parameter_bytes(ptx: str) -> dict[str, tuple[int, ...]]:
 # --- The CUDA runtime, as far as a launch needs it ----------------------------------------------
 
 _CUDA_ERROR_UNKNOWN = 999  # cudaErrorUnknown, driver_types.h
+_ERROR_NAME = ctypes.create_string_buffer(b"cudaErrorUnknown")
 
 
 class _LaunchConfig(ctypes.Structure):
@@ -139,7 +140,7 @@ def decode_attributes(attributes: Sequence[tuple[int, Sequence[int]]]) -> dict[s
 
 
 # cudaDeviceAttr, driver_types.h: what host code may ask about the device.
-def _device_attributes(gpu: GpuModel) -> dict[int, int]:
+def device_attributes(gpu: GpuModel) -> dict[int, int]:
     return {
         1: gpu.max_threads_per_cta,  # cudaDevAttrMaxThreadsPerBlock
         8: 48 * 1024,  # cudaDevAttrMaxSharedMemoryPerBlock, without opt-in
@@ -177,10 +178,21 @@ class HostRuntime:
         "_cudaStreamSynchronize": (_PTR,),
         "_cudaDeviceSynchronize": (),
         "_cudaGetLastError": (),
+        "_cudaSetDevice": (_I32,),
+        "cuda_dialect_init_library_once": (_PTR, _PTR, _PTR, _PTR),
+    }
+    # Called from C where Python may not be (an engine's destructors), or with another result type.
+    NATIVE: dict[str, Any] = {
+        "cuda_dialect_unload_library_once": ctypes.pythonapi.Py_IsInitialized,
+        # The error that stands behind it is in `error`, and is raised in its place.
+        "CuteDSLRT_TVMFFISetRaisedCudaError": ctypes.pythonapi.Py_IsInitialized,
+        "cuda_dialect_get_error_name": ctypes.CFUNCTYPE(_PTR, _I32)(
+            lambda _code: ctypes.addressof(_ERROR_NAME)
+        ),
     }
 
     def __init__(self, gpu: GpuModel, parameter_bytes: dict[str, tuple[int, ...]]) -> None:
-        self._attributes = _device_attributes(gpu)
+        self._attributes = device_attributes(gpu)
         self._parameter_bytes = parameter_bytes
         self._kernels: list[str] = []
         self.launches: list[Launch] = []
@@ -190,6 +202,10 @@ class HostRuntime:
         """Give every undefined runtime symbol a body; returns the callbacks, to be kept alive."""
         callbacks = []
         for symbol in undefined:
+            if symbol in self.NATIVE:
+                native = ctypes.cast(self.NATIVE[symbol], ctypes.c_void_p)
+                engine.raw_register_runtime(symbol, native)
+                continue
             types = self.SIGNATURES.get(symbol, ())
             body = getattr(self, symbol.lstrip("_"), None) if symbol in self.SIGNATURES else None
             callback = ctypes.CFUNCTYPE(_I32, *types)(self._guarded(symbol, body))
@@ -223,6 +239,13 @@ class HostRuntime:
             raise CaptureError(f"the host function asks for {kernel}, which is not in the PTX")
         self._kernels.append(kernel)
         _PTR.from_address(handle).value = len(self._kernels)  # handle n is the n-th name asked for
+
+    def cuda_dialect_init_library_once(self, state: int, *_: Any) -> None:
+        _I64.from_address(state).value = 1  # the kernels were asked for when the module was loaded
+
+    def cudaSetDevice(self, device: int) -> None:
+        if device != 0:
+            raise UnsupportedLaunch(f"device {device}: the emulator has one device, 0")
 
     def cudaGetDevice(self, device: int) -> None:
         _I32.from_address(device).value = 0

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
-from .running import Roles, check_launch, role_names
 from .findings import Finding, UnsupportedPTX
 from .gpus import GpuModel, gpu_model
 from .host_runtime import Launch
@@ -34,6 +33,7 @@ from .memory import GlobalMemory
 from .mutations import Mutation, mutate, mutations, watch
 from .program import Program
 from .report import json_ready
+from .running import Roles, check_launch, role_names
 from .schedule import POLICIES, VISIBILITIES, Options
 
 PROFILES = ("silicon", "isa")

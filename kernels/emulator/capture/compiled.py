@@ -23,6 +23,9 @@ from kernels.emulator.host_runtime import (
 )
 from kernels.emulator.tensors import check_tensor_maps
 
+# What a compiled host function calls of the CUDA runtime and of the DSL's own.
+_RUNTIME_SYMBOLS = ("_cu", "cuda_dialect", "CuteDSLRT")
+
 
 class HostProgram:
     """The host half of a compiled function, its calls of the CUDA runtime bound to the emulator.
@@ -30,33 +33,36 @@ class HostProgram:
     compiled: what the DSL made of the function, with its PTX kept and no engine of its own.
     ptx: text of the module that holds every kernel of the function (with `.loc` line information).
     entries: bytes of each parameter of each kernel. engine: the LLVM engine that runs the host code
-    (`symbol` finds a function of it).
+    (`symbol` finds a function of it). libraries: shared objects that it calls besides.
     """
 
-    def __init__(self, compiled: Any, gpu: GpuModel) -> None:
+    def __init__(self, compiled: Any, gpu: GpuModel, libraries: Sequence[str] = ()) -> None:
         self.ptx: str = compiled.__ptx__
         self.entries = entry_parameter_bytes(self.ptx)
         self.gpu = gpu
         self._lock = threading.Lock()
         self._runtime = HostRuntime(gpu, self.entries)
-        self.engine, self._callbacks = self._build_engine(compiled.ir_module)
+        self.engine, self._callbacks = self._build_engine(compiled.ir_module, libraries)
         self._load_library()
         self._host = self.engine.lookup(compiled.function_name)
 
-    def _build_engine(self, module: Any) -> tuple[Any, list[Any]]:
+    def _build_engine(self, module: Any, libraries: Sequence[str]) -> tuple[Any, list[Any]]:
         from cutlass._mlir.execution_engine import ExecutionEngine
 
         undefined = []
         for op in module.body.operations:
             if op.operation.name == "llvm.func" and not op.operation.regions[0].blocks:
                 symbol = str(op.attributes["sym_name"]).strip('"')
-                if symbol.startswith(("_cu", "cuda_dialect")):
+                if symbol.startswith(_RUNTIME_SYMBOLS):
                     undefined.append(symbol)
-        engine = ExecutionEngine(module, opt_level=1, enable_object_dump=False)
+        engine = ExecutionEngine(
+            module, opt_level=1, shared_libs=libraries, enable_object_dump=False
+        )
         return engine, self._runtime.bind(engine, undefined)
 
     def symbol(self, name: str) -> int:
-        """Address of a function of the host code; CaptureError where there is none."""
+        """Address of a function of the host code, in its packed form: void (void** of arguments and
+        result). CaptureError where there is none."""
         address = self.engine.raw_lookup(name)
         if not address:
             raise CaptureError(f"the compiled host module has no {name}")

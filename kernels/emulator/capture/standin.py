@@ -9,6 +9,7 @@ called, and torch has a CUDA device (`torch_cuda`).
 
 from __future__ import annotations
 
+import ctypes
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,13 +19,14 @@ from importlib.util import find_spec
 from typing import Any
 
 from kernels.emulator.capture.compiled import HostProgram
+from kernels.emulator.capture.cuda_driver import cuda_driver
 from kernels.emulator.capture.device import dsls, host_sees, seen_gpu
 from kernels.emulator.capture.torch_cuda import DeviceMemory, torch_cuda
 from kernels.emulator.findings import EmulationError
 from kernels.emulator.gpus import GpuModel
 from kernels.emulator.host_runtime import Launch
 from kernels.emulator.report import Report
-from kernels.emulator.tensors import CudaView, check_tensor_maps, merge_allocations
+from kernels.emulator.tensors import check_tensor_maps, merge_allocations
 
 Runner = Callable[[str, str, list[Launch]], Report]
 
@@ -74,15 +76,10 @@ class _Emulated:
         return self
 
     def _on_device(self, arg: Any) -> Any:
-        """A tensor as the FFI takes it; others as they are, sequences item by item."""
-        if hasattr(arg, "untyped_storage"):
-            if self._memory.owns(arg):
-                self._memory.show(arg)
-                return CudaView(arg.detach())
-            return arg
+        """An argument as the FFI takes it, sequences item by item."""
         if isinstance(arg, (list, tuple)) and not hasattr(arg, "_fields"):
             return type(arg)(self._on_device(item) for item in arg)
-        return arg
+        return self._memory.presented(arg)
 
     def _emulate(self, launches: list[Launch]) -> None:
         tensors = self._memory.tensors()
@@ -94,15 +91,64 @@ class _Emulated:
         self._run(name, self._program.ptx, launches)
 
 
+# TVMFFISafeCallType (tvm/ffi/c_api.h): int (void* handle, const TVMFFIAny*, int32_t, TVMFFIAny*).
+# The DSL's engine finds functions by their packed form only, void (void** of arguments and result).
+_SAFE_CALL = ctypes.CFUNCTYPE(
+    ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p
+)
+
+
 def _ffi_entry(self: Any) -> Any:
     """In the place of the DSL's `_create_tvm_ffi_function`: the entry point, bound to the model."""
     tvm_ffi = import_module("tvm_ffi")
 
     gpu = seen_gpu()
     assert gpu is not None, "a TVM-FFI function was compiled outside of the stand-in"
-    self.emulated_program = program = HostProgram(self, gpu)
-    address = program.symbol(f"__tvm_ffi_{self.function_name}")
-    return tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=program)
+    libraries = [import_module("tvm_ffi.libinfo").find_libtvm_ffi()]
+    self.emulated_program = program = HostProgram(self, gpu, libraries)
+    packed = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(
+        program.symbol(f"__tvm_ffi_{self.function_name}")
+    )
+
+    @_SAFE_CALL
+    def entry(handle: int, args: int, count: int, result: int) -> int:
+        values = (
+            ctypes.c_void_p(handle),
+            ctypes.c_void_p(args),
+            ctypes.c_int32(count),
+            ctypes.c_void_p(result),
+            ctypes.c_int32(-1),
+        )
+        packed((ctypes.c_void_p * len(values))(*map(ctypes.addressof, values)))
+        return values[-1].value
+
+    address = ctypes.cast(entry, ctypes.c_void_p).value
+    return tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=(program, entry))
+
+
+@contextmanager
+def _ffi_functions(memory: DeviceMemory) -> Iterator[None]:
+    """What the DSL compiles for TVM-FFI is bound to the model; tensors on the device are shown."""
+    if find_spec("tvm_ffi") is None:
+        yield
+        return
+    from cutlass.cutlass_dsl.tvm_ffi_provider import TVMFFIJitCompiledFunctionBase as compiled
+
+    tvm_ffi = import_module("tvm_ffi")
+    real = tvm_ffi.from_dlpack
+
+    def from_dlpack(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        # The package reads torch tensors without asking torch, and would see the CPU's memory.
+        return real(memory.presented(tensor), *args, **kwargs)
+
+    with ExitStack() as restore:
+        for owner, name, value in (
+            (compiled, "_create_tvm_ffi_function", _ffi_entry),
+            (tvm_ffi, "from_dlpack", from_dlpack),
+        ):
+            restore.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+        yield
 
 
 @contextmanager
@@ -128,11 +174,7 @@ def _compiles_for(memory: DeviceMemory, gpu: GpuModel, run: Runner) -> Iterator[
                 setattr(settings, name, value)
             dsl.compile_and_cache = stand_in_for(dsl.compile_and_cache)
             restore.callback(delattr, dsl, "compile_and_cache")
-        if find_spec("tvm_ffi") is not None:
-            from cutlass.cutlass_dsl.tvm_ffi_provider import TVMFFIJitCompiledFunctionBase as ffi
-
-            restore.callback(setattr, ffi, "_create_tvm_ffi_function", ffi._create_tvm_ffi_function)
-            ffi._create_tvm_ffi_function = _ffi_entry
+        restore.enter_context(_ffi_functions(memory))
         yield
 
 
@@ -161,7 +203,7 @@ def standing_in(
             raise EmulationError(f"{name}: the kernel has findings\n{report}", report)
         return report
 
-    with host_sees(gpu), ExitStack() as restore:
+    with host_sees(gpu), cuda_driver(gpu), ExitStack() as restore:
         memory = restore.enter_context(torch_cuda(gpu))
         restore.enter_context(_compiles_for(memory, gpu, judge))
         restore.callback(setattr, testing, "benchmark", testing.benchmark)

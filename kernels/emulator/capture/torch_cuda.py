@@ -13,7 +13,14 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from kernels.emulator.gpus import GpuModel
-from kernels.emulator.tensors import DL_CUDA, Allocation, Geometry, geometry, present_as_cuda
+from kernels.emulator.tensors import (
+    DL_CUDA,
+    Allocation,
+    CudaView,
+    Geometry,
+    geometry,
+    present_as_cuda,
+)
 
 
 class DeviceMemory:
@@ -44,6 +51,13 @@ class DeviceMemory:
         reference = self._storages.get(tensor.untyped_storage()._cdata)
         if reference is not None:
             self._shown[name, geometry(tensor.detach())] = reference
+
+    def presented(self, value: Any) -> Any:
+        """A tensor on the device as DLPack's consumers see the device's; all else as it is."""
+        if not isinstance(value, _torch().Tensor) or not self.owns(value):
+            return value
+        self.show(value)
+        return CudaView(value.detach())
 
     def tensors(self) -> list[tuple[str, Geometry]]:
         """Names and geometries of what is shown and still lives."""
@@ -113,6 +127,7 @@ def _mode(memory: DeviceMemory) -> Any:
         tensor.cpu: lambda self, *_, **__: copied(self, False, self),
         tensor.pin_memory: lambda self, *_, **__: self,
         tensor.record_stream: lambda self, *_: None,
+        torch.device: torch.device,  # that names a device, and uses none
     }
     moves = (tensor.to, tensor.type_as)
 
