@@ -15,7 +15,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-fast test-exhaustive test-peers lint format type mutate bench clean FORCE
+.PHONY: help install demo test test-fast test-exhaustive test-peers lint format type mutate cuda-ptx bench clean FORCE
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -82,6 +82,16 @@ MUTATED := gemm forward_dense forward_causal
 mutate: $(VENV)/.installed
 	for name in $(MUTATED); do \
 	  $(BIN)/python -m kernels.emulator mutate tests.emulator.mutation_targets:$$name; done
+
+# PTX of the CUDA files that the emulator's tests run: needs nvcc, so the result is committed.
+NVCC ?= nvcc
+CUDA_PTX := $(patsubst %.cu,%.ptx,$(wildcard tests/emulator/cuda/*.cu))
+tests/emulator/cuda/blackwell.ptx: NVCC_ARCH := sm_100a
+NVCC_ARCH := sm_90
+cuda-ptx: $(CUDA_PTX)
+%.ptx: %.cu
+	cd $(@D) && $(NVCC) -arch=$(NVCC_ARCH) -lineinfo -ptx $(<F) -o $(@F)
+	sed -i 's#"[^"]*/tests/emulator/cuda/#"#' $@
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m tests.figures

@@ -5,6 +5,7 @@ from . import (  # noqa: F401  (they fill the table)
     allocation,
     atomics,
     bulk,
+    clock,
     collective,
     cp_async,
     launch_control,
@@ -15,6 +16,7 @@ from . import (  # noqa: F401  (they fill the table)
     register_pool,
     sync,
     tensor,
+    tensor_mma,
     wgmma,
 )
 from .table import FULL, LANES, Handler, Wait, bind, first_lane

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..ptx.ast import RegPair
-from .collective import gather, member_mask
+from .collective import by_mask, gather, member_mask
 from .table import FULL, LANES, Binding, Handler, Wait, machine
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def match(b: Binding) -> Handler:
         put(w, mask, out)
         return None
 
-    return run
+    return by_mask(b, member, run)
 
 
 @machine(r"redux\.sync\.(min|max)(\.abs)?(\.NaN)?\.f32")
@@ -72,4 +72,4 @@ def redux_f32(b: Binding) -> Handler:
         put(w, mask, np.full(32, bits[at]))
         return None
 
-    return run
+    return by_mask(b, member, run)

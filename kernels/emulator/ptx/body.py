@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from .ast import Entry, Imm, Instr, Label, Mem, Operand, Reg, RegPair, Sym
+from .ast import Entry, Imm, Instr, Label, Mem, Operand, Reg, RegPair, Special, Sym
 from .declarations import Function, declared_variable, split_top
 from .names import Names, labels_of_scopes
 from .operands import read_operand
@@ -25,6 +25,15 @@ _RE_OPCODE = re.compile(r"([a-z][a-z0-9_]*+(?:(?:\.|::)[A-Za-z0-9_]++)*+)\s*+")
 _RE_CARRY = re.compile(r"(?:add|sub|mad)(c)?(?:\.hi|\.lo)?(\.cc)?\.[us](?:32|64)$")
 _RE_PARAM_ACCESS = re.compile(r"(ld|st)\.param(?:::func)?\.(.*)$")
 _RE_TARGETS = re.compile(r"\.branchtargets\s+(.*)$", re.S)
+# How a mov from a clock is named from here on: no register holds a clock.
+_CLOCKS = {
+    "%clock": ("mov.[bsu]32", "clock.lo"),
+    "%clock_hi": ("mov.[bsu]32", "clock.hi"),
+    "%clock64": ("mov.[bsu]64", "clock.b64"),
+    "%globaltimer": ("mov.[bsu]64", "clock.b64"),
+    "%globaltimer_lo": ("mov.[bsu]32", "clock.lo"),
+    "%globaltimer_hi": ("mov.[bsu]32", "clock.hi"),
+}
 _CARRY = Reg("%CC.CF", "pred", type="pred")
 
 
@@ -110,6 +119,8 @@ class BodyReader:
             self.entry.shared.append(declared_variable(self.text, self.line, code))
         elif re.match(r"\.(?:local|param)\b", code):
             self.names.declare_variable(declared_variable(self.text, self.line, code))
+        elif code.startswith((".callprototype", ".calltargets")):
+            raise unsupported(self.text, self.line, "calls through pointers are not modelled")
         else:
             raise unsupported(self.text, self.line, "directive is not modelled")
 
@@ -143,6 +154,8 @@ class BodyReader:
                 operands = self.carried(operands, carry)
             if (param := _RE_PARAM_ACCESS.match(op)) is not None and self.is_local(operands):
                 op = f"{param[1]}.local.{param[2]}"
+            if len(operands) == 2 and isinstance(operands[1], Special):
+                op, operands = self.special(op, operands[0], operands[1])
             self.add(op, operands, guard, text)
 
     def add(self, op: str, operands: tuple[Operand, ...], guard: Reg | None, text: str) -> None:
@@ -159,6 +172,17 @@ class BodyReader:
         bases = [op.base for op in operands if isinstance(op, Mem)]
         names = {v.name for v in self.entry.local}
         return any(isinstance(base, Sym) and base.name in names for base in bases)
+
+    def special(
+        self, op: str, first: Operand, second: Special
+    ) -> tuple[str, tuple[Operand, ...]]:
+        """A mov from a special register: clocks are read by an instruction of their own."""
+        if second.name not in _CLOCKS:
+            return op, (first, second)
+        pattern, name = _CLOCKS[second.name]
+        if re.fullmatch(pattern, op) is None:
+            raise self.error(f"{second.name} is read by {pattern}, not by {op}")
+        return name, (first,)
 
     def indexed_branch(self, items: list[str], guard: Reg | None, text: str) -> None:
         """``brx.idx{.uni} index, list`` (PTX ISA 9.1 section 9.7.12.4)."""
