@@ -182,9 +182,14 @@ def _conversions() -> None:
         define(f"cvt.f64.{name}", "f64", name, wide, imm=())
 
 
-def _fp8_value(code: int, fmt: str) -> Fraction | str:
+# Bits of fraction and bias of the narrow floats; the bit of their sign.
+_NARROW = {"e4m3": (3, 7, 7), "e5m2": (2, 15, 7), "e2m3": (3, 1, 5), "e3m2": (2, 3, 5),
+           "e2m1": (1, 1, 3)}  # fmt: skip
+
+
+def _narrow_value(code: int, fmt: str) -> Fraction | str:
     """Value of a code without its sign, or what else it is."""
-    bits, bias = (3, 7) if fmt == "e4m3" else (2, 15)
+    bits, bias, _ = _NARROW[fmt]
     exponent, fraction = code >> bits, Fraction(code & (1 << bits) - 1, 1 << bits)
     if fmt == "e4m3" and code == 0x7F or fmt == "e5m2" and code > 0x7C:
         return "nan"
@@ -195,22 +200,26 @@ def _fp8_value(code: int, fmt: str) -> Fraction | str:
     return (1 + fraction) * Fraction(2) ** (exponent - bias)
 
 
-def _to_fp8(x: int, source: Format, fmt: str, relu: bool) -> int:
-    """The nearest of all finite codes; of two, the even one."""
-    a = fp.decode(x, source)
+def _to_narrow(x: int, source: Format, fmt: str, relu: bool) -> int:
+    """The nearest of all finite codes; of two, the even one. A NaN without a code of its own
+    becomes the largest number."""
+    a, sign_bit = fp.decode(x, source), _NARROW[fmt][2]
     if a.kind == "nan":
-        return 0x7F
+        return (1 << sign_bit) - 1
     if relu and a.sign:
         return 0
-    finite = [c for c in range(128) if isinstance(_fp8_value(c, fmt), Fraction)]
+    finite = [c for c in range(1 << sign_bit) if isinstance(_narrow_value(c, fmt), Fraction)]
+    sign = a.sign << sign_bit
     if a.kind == "inf":
-        return finite[-1] | a.sign << 7
+        return finite[-1] | sign
     size = a.mant * Fraction(2) ** a.exp
-    return min(finite, key=lambda c: (abs(_fp8_value(c, fmt) - size), c & 1)) | a.sign << 7  # type: ignore[operator]
+    distance = {c: abs(_narrow_value(c, fmt) - size) for c in finite}  # type: ignore[operator]
+    return min(finite, key=lambda c: (distance[c], c & 1)) | sign
 
 
-def _from_fp8(code: int, fmt: str, relu: bool) -> int:
-    value, sign = _fp8_value(code & 0x7F, fmt), code >> 7
+def _from_narrow(code: int, fmt: str, relu: bool) -> int:
+    sign_bit = _NARROW[fmt][2]
+    value, sign = _narrow_value(code & (1 << sign_bit) - 1, fmt), code >> sign_bit & 1
     if value == "nan":
         return F16.nan
     if relu and sign:
@@ -222,17 +231,88 @@ def _from_fp8(code: int, fmt: str, relu: bool) -> int:
     return fp.rounded(sign, int(value * 2**scale), -scale, False, F16, "rn")
 
 
-def _fp8() -> None:
-    for fmt, relu in product(("e4m3", "e5m2"), ("", ".relu")):
-        op = f"cvt.rn.satfinite{relu}.{fmt}x2"
-        to = lambda x, s, t=(fmt, bool(relu)): _to_fp8(x, s, *t)
-        define(f"{op}.f32", "b16", "f32 f32", lambda a, b, to=to: to(a, F32) << 8 | to(b, F32))
+def _narrow() -> None:
+    for fmt, relu in product(_NARROW, ("", ".relu")):
+        op, apart = f"cvt.rn.satfinite{relu}.{fmt}x2", 4 if fmt == "e2m1" else 8
+        # A pair of 4-bit numbers lives in a .b8 register, which only mov can read and write.
+        pack = unpack = ""
+        if fmt == "e2m1":
+            pack = "{{ .reg .b8 t, z; mov.b16 {{z, _}}, 0; %s t, %s; mov.b16 {d0}, {{t, z}}; }}"
+            unpack = "{{ .reg .b8 t; mov.b16 {{t, _}}, {s0}; %s {d0}, t; }}"
+        to = lambda x, s, t=(fmt, bool(relu)): _to_narrow(x, s, *t)
+        join = lambda a, b, s, to=to, n=apart: to(a, s) << n | to(b, s)
+        text = pack and pack % (f"{op}.f32", "{s0}, {s1}")
+        define(f"{op}.f32", "b16", "f32 f32", lambda a, b, j=join: j(a, b, F32), text)
         for name, source in _FORMATS.items():
-            two = lambda x, to=to, s=source: to(x >> 16, s) << 8 | to(x & 0xFFFF, s)
-            define(f"{op}.{name}x2", "b16", f"{name}x2", two, imm=())
-        back = lambda x, t=(fmt, bool(relu)): _from_fp8(x >> 8, *t) << 16 | _from_fp8(x & 255, *t)
-        define(f"cvt.rn{relu}.f16x2.{fmt}x2", "b32", "b16", back, imm=())
+            two = lambda x, j=join, s=source: j(x >> 16, x & 0xFFFF, s)
+            text = pack and pack % (f"{op}.{name}x2", "{s0}")
+            define(f"{op}.{name}x2", "b16", f"{name}x2", two, text, imm=())
+        one = lambda x, t=(fmt, bool(relu)): _from_narrow(x, *t)
+        back = lambda x, f=one, n=apart: f(x >> n & (1 << n) - 1) << 16 | f(x & (1 << n) - 1)
+        op = f"cvt.rn{relu}.f16x2.{fmt}x2"
+        define(op, "b32", "b16", back, unpack and unpack % op, imm=())
 
 
-for _fill in (_arithmetic, _selection, _comparisons, _functions, _mixed, _conversions, _fp8):
+def _to_scale(x: int, source: Format, up: bool, finite: bool) -> int:
+    """The power of two below (above: ``up``) the size, as its exponent + 127; NaN is 255."""
+    a = fp.decode(x, source)
+    if a.kind == "nan":
+        return 255
+    if a.kind == "inf":
+        return 254 if finite else 255
+    size = a.mant * Fraction(2) ** a.exp
+    codes = [k for k in range(256) if Fraction(2) ** (k - 127) <= size]
+    code = codes[-1] if codes else 0
+    if up and size > Fraction(2) ** (code - 127):
+        code += 1
+    return min(code, 254 if finite else 255)
+
+
+def _scales() -> None:
+    for mode, finite in product(("rz", "rp"), ("", ".satfinite")):
+        op = f"cvt.{mode}{finite}.ue8m0x2"
+        to = lambda x, s, t=(mode == "rp", bool(finite)): _to_scale(x, s, *t)
+        define(f"{op}.f32", "b16", "f32 f32", lambda a, b, to=to: to(a, F32) << 8 | to(b, F32))
+        pair = lambda x, to=to: to(x >> 16, BF16) << 8 | to(x & 0xFFFF, BF16)
+        define(f"{op}.bf16x2", "b16", "bf16x2", pair, imm=())
+
+    def power(code: int, whole: int = 1, limit: bool = False) -> int:
+        """whole * 2**(code - 127) as bf16."""
+        if code == 255:
+            return BF16.nan
+        got = fp.rounded(int(whole < 0), abs(whole), code - 127, False, BF16, "rn")
+        return got - 1 if limit and got & 0x7FFF == BF16.inf else got
+
+    both = lambda x: power(x >> 8) << 16 | power(x & 255)
+    define("cvt.rn.bf16x2.ue8m0x2", "b32", "b16", both, imm=())
+    for finite, relu, scaled in product(("", ".satfinite"), ("", ".relu"), (False, True)):
+        op = f"cvt.rn{finite}{relu}{'.scaled::n2::ue8m0' * scaled}.bf16x2.s2f6x2"
+
+        def fixed(x: int, scale: int = 0x7F7F, t: tuple[bool, bool] = (bool(finite), bool(relu))):  # type: ignore[no-untyped-def]
+            out = 0
+            for k in range(2):
+                whole, code = (x >> 8 * k & 255 ^ 128) - 128, scale >> 8 * k & 255
+                if code == 255:
+                    half = BF16.nan
+                elif whole < 0 and t[1] or whole == 0:
+                    half = 0
+                else:
+                    half = fp.rounded(int(whole < 0), abs(whole), code - 133, False, BF16, "rn")
+                    half -= int(t[0] and half & 0x7FFF == BF16.inf)
+                out |= half << 16 * k
+            return out
+
+        define(op, "b32", "b16 b16" if scaled else "b16", fixed, imm=())
+
+
+for _fill in (
+    _arithmetic,
+    _selection,
+    _comparisons,
+    _functions,
+    _mixed,
+    _conversions,
+    _narrow,
+    _scales,
+):
     _fill()

@@ -5,9 +5,9 @@ from . import (  # noqa: F401  (they fill the table)
     double,
     extended,
     floating,
-    fp8,
     half,
     integer,
+    narrow,
 )
 from .builder import BlockBuilder, Places
 from .collective import find_collective, source_lanes

@@ -95,7 +95,7 @@ class BlockBuilder(Code):
         if kind == "pred":
             bits = self.t(f"load i32, ptr {self._address(offset)}, align 4")
             return VPred(self.t(f"bitcast i32 {bits} to {I1}"))
-        if kind == "b16":
+        if kind in ("b16", "b8"):  # eight bits lie in the low half, the rest is zero
             return V16(self.t(f"load {I16}, ptr {self._address(offset)}, align 64"))
         lo = V32(i=self.t(f"load {I32}, ptr {self._address(offset)}, align 64"))
         if kind == "b32":
@@ -111,8 +111,8 @@ class BlockBuilder(Code):
         low = V32(i=splat_i(32, POISON))
         if kind == "pred":
             return VPred(ZERO)
-        if kind == "b16":
-            return V16(splat_i(16, POISON))
+        if kind in ("b16", "b8"):
+            return V16(splat_i(16, POISON & (0xFFFF if kind == "b16" else 0xFF)))
         return low if kind == "b32" else V64(low, V32(i=splat_i(32, POISON)))
 
     def value(self, reg: str) -> Value:
@@ -210,6 +210,12 @@ class BlockBuilder(Code):
         assert isinstance(value, V16)
         return value.i
 
+    def i8(self, op: Operand) -> str:
+        """An 8-bit register as 16 bits, the upper ones zero."""
+        value = self.value(self._reg(op, "b8"))
+        assert isinstance(value, V16)
+        return value.i
+
     def i32(self, op: Operand) -> str:
         if isinstance(op, Imm):
             return splat_i(32, self.imm_bits(op, 32))
@@ -303,6 +309,13 @@ class BlockBuilder(Code):
         self._reg(op, "b16")
         if self.guard is not None:
             name = self._blend(I16, name, self.i16(op))
+        self._put(op, V16(name))
+
+    def set_i8(self, op: Operand, name: str) -> None:
+        """``name``: 16 bits, the upper ones zero."""
+        self._reg(op, "b8")
+        if self.guard is not None:
+            name = self._blend(I16, name, self.i8(op))
         self._put(op, V16(name))
 
     def set_i32(self, op: Operand, name: str) -> None:

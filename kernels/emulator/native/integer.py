@@ -422,6 +422,12 @@ def _pack(b: BlockBuilder, d: Operand, x: Vec, bits: str) -> None:
             part = b.t(f"zext {I16} {b.i16(item)} to {I64}")
             out = b.t(f"or {I64} {out}, {b.t(f'shl {I64} {part}, {splat_i(64, 16 * k)}')}")
         b.set_i64(d, out)
+    elif (bits, len(x.items)) in (("32", 4), ("16", 2)):
+        out, ty = "zeroinitializer", INT[bits]
+        for k, item in enumerate(x.items):
+            part = b.i8(item) if bits == "16" else b.t(f"zext {I16} {b.i8(item)} to {I32}")
+            out = b.t(f"or {ty} {out}, {b.t(f'shl {ty} {part}, {splat_i(int(bits), 8 * k)}')}")
+        put(b, bits, d, out)
     else:
         raise b.unsupported(f"packing {len(x.items)} parts into {bits} bits is not modelled")
 
@@ -433,14 +439,18 @@ def _unpack(b: BlockBuilder, d: Vec, x: Operand, bits: str) -> None:
                 b.set_v32(target, V32(half.i, half.f, half.raw))
         return
     count = len(d.items)
-    if count not in (2, 4) or int(bits) // count != 16:
+    if count not in (2, 4) or int(bits) // count not in (8, 16):
         raise b.unsupported(f"unpacking {bits} bits into {count} parts is not modelled")
-    ty, value = INT[bits], get(b, bits, x)
+    ty, value, part_bits = INT[bits], get(b, bits, x), int(bits) // count
     for k, target in enumerate(d.items):
         if isinstance(target, Sink):
             continue
-        part = b.t(f"lshr {ty} {value}, {splat_i(int(bits), 16 * k)}")
-        b.set_i16(target, b.t(f"trunc {ty} {part} to {I16}"))
+        part = b.t(f"lshr {ty} {value}, {splat_i(int(bits), part_bits * k)}")
+        part = part if bits == "16" else b.t(f"trunc {ty} {part} to {I16}")
+        if part_bits == 16:
+            b.set_i16(target, part)
+        else:
+            b.set_i8(target, b.t(f"and {I16} {part}, {splat_i(16, 0xFF)}"))
 
 
 @native(r"cvta(?:\.to)?\.(param|global|const)\.u64")
