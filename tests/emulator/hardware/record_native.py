@@ -50,12 +50,14 @@ def batches() -> list[dict[str, Any]]:
 
 
 def came_with_sm_100(spec: Any) -> bool:
-    """Packed float32, three-input minima, float32 with 16-bit operands, bfloat16 to 8 bits."""
+    """Packed float32, three-input minima, float32 with 16-bit operands, bfloat16 to 8 bits, types
+    of 6 and 4 bits, scale factors and fixed point."""
     return (
         "f32x2" in spec.src
         or (spec.op[:4] in ("min.", "max.") and spec.src == ("f32",) * 3)
         or re.fullmatch(r"(add|sub|fma)\..*f32\.b?f16", spec.op) is not None
         or re.fullmatch(r"cvt\..*e[45]m[32]x2\.bf16x2", spec.op) is not None
+        or re.fullmatch(r"cvt\..*(e2m3|e3m2|e2m1|ue8m0|s2f6)x2.*", spec.op) is not None
     )
 
 
