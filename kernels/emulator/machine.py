@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,15 +24,17 @@ from .findings import EmulatorFault, Finding, UnsupportedPTX
 from .gpus import GpuModel
 from .host_runtime import Dim3, Launch
 from .isa import bind
-from .isa.table import Wait
 from .memory import GlobalMemory
 from .program import SHARED_WINDOW_BASE, Program, Segment, decode
 from .ptx import Module, parse
 from .ptx.ast import Special
 from .records import Records
-from .schedule import AsyncQueues, Options, PendingLoad, ReadyQueue
-from .state import Cta, Fragment, Warp
+from .schedule import AsyncQueues, Options, ReadyQueue
+from .special import special_registers
+from .state import Cta, Warp
+from .sync.cluster import ClusterBarrier
 from .tensormap import TensorMap
+from .turns import Turns
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -150,56 +152,7 @@ def clusters(launch: Launch) -> Iterator[list[Dim3]]:
                 ]
 
 
-class ClusterBarrier:
-    """barrier.cluster: every thread of every CTA arrives, then waits."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self._arrived: set[Warp] = set()
-        self._owed: dict[Warp, int] = {}  # warp -> the phase its last arrival belongs to
-        self.phase = 0
-
-    def arrive(self, warp: Warp, relaxed: bool) -> None:
-        if warp in self._arrived:
-            raise EmulatorFault(
-                "cluster_barrier_rearrive",
-                f"{warp.name} arrives at the cluster's barrier twice in one phase",
-            )
-        self._arrived.add(warp)
-        self._owed[warp] = self.phase
-        machine = self._machine
-        machine.events += 1
-        if machine.race is not None:
-            machine.race.cluster_arrive(warp, relaxed)
-        self.check()
-
-    def check(self) -> None:
-        """Completes the phase if every warp that still lives has arrived."""
-        machine = self._machine
-        alive = {w for cta in machine.ctas for w in cta.warps if w.alive}
-        if self._arrived and alive <= self._arrived:
-            self._arrived = set()
-            self.phase += 1
-            if machine.race is not None:
-                machine.race.cluster_phase()
-            for cta in machine.ctas:
-                machine.wake(("cluster",), cta)
-
-    def passed(self, warp: Warp) -> bool:
-        """Whether the phase that the warp arrived in is over."""
-        if warp not in self._owed:
-            raise EmulatorFault(
-                "cluster_barrier_no_arrive", f"{warp.name} waits for a barrier it did not arrive at"
-            )
-        if self._owed[warp] == self.phase:
-            return False
-        del self._owed[warp]
-        if self._machine.race is not None:
-            self._machine.race.cluster_release([warp])
-        return True
-
-
-class Machine:
+class Machine(Turns):
     """State shared by the CTAs of a launch, and the loop that runs their warps."""
 
     def __init__(
@@ -213,6 +166,7 @@ class Machine:
         options: Options,
     ) -> None:
         self.program = program
+        self._segments = program.segments
         self.launch = launch
         self.gpu = gpu
         self.gmem = memory
@@ -235,7 +189,7 @@ class Machine:
         self._pending = clusters(launch)
         self.ctas_taken = 0  # of the grid, by clusters that ran or were cancelled
         self._mask = 0
-        self.lanes = 0  # those that execute the instruction
+        self.lanes = 0
 
     def _parameter_block(self) -> ctypes.Array[ctypes.c_char]:
         entry = self.program.entry
@@ -257,6 +211,8 @@ class Machine:
                     f"parameter {param.name}: {len(data)} bytes given, {param.nbytes} declared"
                 )
             ctypes.memmove(self._params_address + param.offset, data, len(data))
+        if entry.param_bytes:
+            self.gmem.add(self._params_address, entry.param_bytes, "parameters", False, owner=block)
         for variable in variables:
             at = self._params_address + places[variable.name]
             ctypes.memmove(at, variable.data, len(variable.data))
@@ -376,165 +332,6 @@ class Machine:
             fragment.wait = None
             self.ready.wake(warp)
 
-    def _run_ready(self) -> None:
-        """Turns, until no warp can run."""
-        ready, asyncs, steps = self.ready, self.asyncs, self.ready.steps
-        limit = self.max_instructions
-        while ready:
-            if asyncs:
-                asyncs.sometimes()
-            warp = ready.next()
-            self._current = warp
-            for _ in range(steps):
-                if not self._step(warp):
-                    break
-            else:
-                ready.again(warp)
-            if limit is not None and self.executed > limit:
-                raise EmulatorFault(
-                    "instruction_limit",
-                    f"stopped after {self.executed} thread-instructions, max_instructions is"
-                    f" {limit}",
-                    executed=self.executed,
-                )
-
-    def _step(self, warp: Warp) -> bool:
-        """Executes one segment of one fragment; False if none of the warp's can run any more."""
-        fragments = warp.fragments
-        if len(fragments) == 1:
-            fragment = fragments[0]
-            if fragment.wait is not None:
-                return False
-        else:
-            lowest = _lowest(fragments)
-            if lowest is None:
-                return False
-            fragment = lowest
-        warp.pc = pc = fragment.pc
-        self._mask = mask = fragment.mask
-        segment = self.program.segments[pc]
-        if segment.checks or segment.marks:
-            _check_written(warp, segment, mask)
-        if warp.pending_ld and segment.ld_touches:
-            self._touch_loads(warp, segment)
-        if not segment.native:
-            self._execute(warp, fragment, segment, mask)
-        elif segment.converged and (mask != warp.alive or segment.source_lanes & ~mask):
-            if mask == warp.alive:
-                raise shuffle_fault(segment.source_lanes & ~mask)
-            self._converge(warp, fragment, segment, mask)
-        else:
-            taken = segment.run(warp.registers.address, mask, self._params_address)
-            self.executed += segment.count * mask.bit_count()
-            if segment.converged and self.race is not None:
-                (self.race.warp_sync if segment.syncs else self.race.converged)(warp)
-            if segment.branch == "none":
-                fragment.pc = pc + 1
-            elif segment.branch == "always" or taken == mask:
-                fragment.pc = segment.target
-            elif taken == 0:
-                fragment.pc = pc + 1
-            else:
-                fragments.append(Fragment(taken, segment.target))
-                fragment.mask = mask & ~taken
-                fragment.pc = pc + 1
-        fragments = warp.fragments
-        if len(fragments) == 1:
-            return fragments[0].wait is None
-        warp.merge()
-        return any(fragment.wait is None for fragment in warp.fragments)
-
-    def _execute(self, warp: Warp, fragment: Fragment, segment: Segment, mask: int) -> None:
-        """One machine instruction."""
-        ins = segment.instrs[0]
-        active = mask
-        if ins.guard is not None:
-            value = int(warp.preds[self.program.layout.pred(ins.guard.name)])
-            active &= ~value if ins.guard.negated else value
-        if active:
-            if segment.converged and active != warp.alive:
-                self._converge(warp, fragment, segment, active)
-                return
-            self.lanes = active
-            if segment.converged and self.race is not None:
-                self.race.converged(warp)
-            wait = segment.run(warp, active)
-            if wait is not None:
-                if wait.retry is False:
-                    self.executed += mask.bit_count()
-                self._block(warp, fragment, wait, active)
-                return
-            if segment.leaves:
-                self.executed += mask.bit_count()
-                fragment.mask &= ~active
-                fragment.pc += 1
-                warp.fragments = [f for f in warp.fragments if f.mask]
-                warp.wake_converging()
-                if len(self.ctas) > 1:
-                    self.cluster.check()
-                return
-        self.executed += mask.bit_count()
-        fragment.pc += 1
-
-    def _touch_loads(self, warp: Warp, segment: Segment) -> None:
-        """Registers of a tcgen05.ld are used that wait::ld has not yet covered: wrong by the PTX
-        text, while silicon's scoreboard holds the use until the load is complete. Those of a wgmma
-        are undefined until it was waited for."""
-        last = -1
-        for k, load in enumerate(warp.pending_ld):
-            if load.pc in segment.overwrites:
-                code = "wgmma_operand_overwritten"
-                self._not_waited(load, code, "an operand register", "written")
-            if load.pc in segment.ld_touches and load.effect is not None:
-                load.effect()
-                load.effect = None
-            if load.pc in segment.ld_uses:
-                last = k
-        if last < 0:
-            return
-        newest = warp.pending_ld[last]
-        if self.options.profile == "isa" or newest.code == "wgmma_not_waited":
-            self._not_waited(newest, newest.code, "a register", "used")
-        for load in warp.pending_ld[: last + 1]:  # loads complete in order
-            if load.effect is not None:
-                load.effect()
-        if self.race is not None:
-            self.race.ld_complete(warp, warp.pending_ld[last].clock)
-        del warp.pending_ld[: last + 1]
-
-    def _not_waited(self, load: PendingLoad, code: str, what: str, done: str) -> NoReturn:
-        ins = self.program.segments[load.pc].first
-        wait = "wgmma.wait_group" if ins.mods[0] == "wgmma" else "tcgen05.wait::ld"
-        raise EmulatorFault(
-            code,
-            f"{what} of the {'.'.join(ins.mods[:2])} at ptx:{ins.line} is {done} without {wait}",
-            load=ins.text,
-            load_source=self.program.module.source_of(ins),
-        )
-
-    def _converge(self, warp: Warp, fragment: Fragment, segment: Segment, active: int) -> None:
-        if active != fragment.mask:
-            raise EmulatorFault(
-                "divergent_aligned",
-                f"{segment.first.op} needs every lane of the warp, but its guard leaves out lanes"
-                f" {fragment.mask & ~active:#010x}",
-                active=active,
-            )
-        missing = warp.alive & ~active
-        detail = (("waits_for", f"lanes {missing:#010x} to reach it"),)
-        wait = Wait(("converge", warp.index), segment.first.op, detail=detail)
-        self._block(warp, fragment, wait, active)
-
-    def _block(self, warp: Warp, fragment: Fragment, wait: Wait, active: int) -> None:
-        if active != fragment.mask and wait.retry:
-            # The guarded lanes wait, the others go on.
-            rest = Fragment(fragment.mask & ~active, fragment.pc + 1)
-            fragment.mask = active
-            warp.fragments.append(rest)
-        fragment.wait = wait
-        if wait.key[0] != "converge":
-            warp.cta.waiting.setdefault(wait.key, []).append((warp, fragment))
-
     def _give_up(self) -> bool:
         """Nothing can run. A try_wait may fail spuriously, so those outside spin loops now do, one
         at a time; False if there is none, or if giving up has led back here without any event."""
@@ -576,78 +373,6 @@ class Machine:
             source=self.program.module.source_of(ins),
             details=details,
         )
-
-
-def special_registers(machine: Machine, warp: Warp) -> dict[str, Any]:
-    """Values of the special registers: one for the warp, or one a lane."""
-    launch, cta, gpu = machine.launch, warp.cta, machine.gpu
-    lane = np.arange(32, dtype=np.int64)
-    bx, by, _ = launch.block
-    tid = warp.index * 32 + lane
-    cluster = launch.cluster
-    vectors = {
-        "tid": (tid % bx, tid // bx % by, tid // (bx * by)),
-        "ntid": launch.block,
-        "ctaid": cta.block,
-        "nctaid": launch.grid,
-        "clusterid": tuple(b // c for b, c in zip(cta.block, cluster, strict=True)),
-        "nclusterid": tuple(g // c for g, c in zip(launch.grid, cluster, strict=True)),
-        "cluster_ctaid": tuple(b % c for b, c in zip(cta.block, cluster, strict=True)),
-        "cluster_nctaid": cluster,
-    }
-    one = np.int64(1)
-    values: dict[str, Any] = {
-        "%laneid": lane,
-        "%warpid": warp.index,
-        "%nwarpid": len(cta.warps),
-        "%smid": cta.rank,
-        "%nsmid": gpu.sm_count,
-        "%gridid": 0,
-        "%cluster_ctarank": cta.rank,
-        "%cluster_nctarank": len(machine.ctas),
-        "%is_explicit_cluster": int(cluster != (1, 1, 1)),
-        "%dynamic_smem_size": launch.smem_bytes,
-        "%total_smem_size": machine.smem_bytes,
-        "%lanemask_eq": one << lane,
-        "%lanemask_lt": (one << lane) - 1,
-        "%lanemask_le": (one << lane + 1) - 1,
-        "%lanemask_gt": 0xFFFFFFFF & ~((one << lane + 1) - 1),
-        "%lanemask_ge": 0xFFFFFFFF & ~((one << lane) - 1),
-    }
-    for name, triple in vectors.items():
-        values |= {f"%{name}.{axis}": v for axis, v in zip("xyz", triple, strict=True)}
-    return values
-
-
-def shuffle_fault(lanes: int) -> EmulatorFault:
-    """For a native block whose shfl reads lanes that have returned."""
-    return EmulatorFault(
-        "shfl_inactive_lane",
-        f"a shfl reads lane {(lanes & -lanes).bit_length() - 1}, which does not take part: the"
-        " result is undefined",
-        lanes=lanes,
-    )
-
-
-def _lowest(fragments: list[Fragment]) -> Fragment | None:
-    best = None
-    for fragment in fragments:
-        if fragment.wait is None and (best is None or fragment.pc < best.pc):
-            best = fragment
-    return best
-
-
-def _check_written(warp: Warp, segment: Segment, mask: int) -> None:
-    for name in segment.checks:
-        if warp.unwritten[name] & mask:
-            raise EmulatorFault(
-                "register_unwritten_read",
-                f"register {name} is read by lanes {warp.unwritten[name] & mask:#010x}, which"
-                " never wrote it",
-                register=name,
-            )
-    for name in segment.marks:
-        warp.unwritten[name] &= ~mask
 
 
 def _smem_bytes(program: Program, launch: Launch) -> int:

@@ -18,6 +18,7 @@ from .ptx.ast import Entry, Instr, Label, Mem, Module, Operand, Reg, RegPair, Sp
 from .registers import RegisterFile
 
 CLUSTER_RANK = "%cluster_ctarank"
+ALL_LANES = 0xFFFFFFFF
 SHARED_WINDOW_BASE = 1024  # sm_100 keeps the first KiB of the shared window for the system
 
 
@@ -38,6 +39,8 @@ class Segment:
     run: Callable[..., Any] = field(default=_not_bound)
     checks: tuple[str, ...] = ()  # registers that may be unwritten when read here
     marks: tuple[str, ...] = ()  # checked registers that are written here
+    tracked: bool = False  # it has either
+    guard: tuple[int, int] | None = None  # of a machine instruction: predicate, lanes to flip
     count: int = 0
     converged: bool = False  # needs every live lane of the warp
     leaves: bool = False  # ret or exit
@@ -138,6 +141,14 @@ def is_branch(ins: Instr) -> bool:
     return ins.op in ("bra", "bra.uni")
 
 
+def _is_native(ins: Instr) -> bool:
+    """Whether the instruction runs in a native block; a parameter that a register points to does
+    not, for the address has to be checked."""
+    if ins.op.startswith("ld.param") and isinstance(ins.operands[1], Mem):
+        return not isinstance(ins.operands[1].base, Reg)
+    return find(ins.op) is not None or find_collective(ins) is not None
+
+
 def cut(entry: Entry) -> list[Segment]:
     """Segments in program order, branch targets resolved."""
     leaders = set(entry.labels.values())
@@ -158,7 +169,7 @@ def cut(entry: Entry) -> list[Segment]:
             block.append(ins)
             close()
             segments[-1].branch = "always" if ins.guard is None else "conditional"
-        elif find(ins.op) is not None or find_collective(ins) is not None:
+        elif _is_native(ins):
             block.append(ins)
         else:
             close()
@@ -401,6 +412,9 @@ def decode(
     for segment in segments:
         if not segment.native:
             segment.run = bind(program, segment)
+            if (guard := segment.first.guard) is not None:
+                flip = ALL_LANES if guard.negated else 0
+                segment.guard = (layout.pred(guard.name), flip)
     return program
 
 
@@ -441,6 +455,7 @@ def _track_unwritten(program: Program, flow: Flow) -> None:
             for name in uses_and_defs(ins)[1]:
                 written |= 1 << flow.bit[name]
         segment.marks = tuple(_names(written & tracked, by_bit))
+        segment.tracked = bool(segment.checks or segment.marks)
 
 
 def _generate(program: Program, flow: Flow) -> None:

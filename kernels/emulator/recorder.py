@@ -94,23 +94,24 @@ class RecordingMachine(Machine):
             self.recorder.close_cta(cta, self.launch.grid)
         return finding
 
-    def _step(self, warp: Warp) -> bool:
+    def _step(self, warp: Warp, fragment: Fragment) -> bool:
         executed = self.executed
-        can_go_on = super()._step(warp)
+        goes_on = super()._step(warp, fragment)
         if self.executed != executed and self.program.segments[warp.pc].native:
             self.recorder.native(warp, warp.pc, self._mask)
-        return can_go_on
+        return goes_on
 
-    def _execute(self, warp: Warp, fragment: Fragment, segment: Segment, mask: int) -> None:
+    def _execute(self, warp: Warp, fragment: Fragment, segment: Segment, mask: int) -> bool:
         guard, active = segment.first.guard, mask
         if guard is not None:
-            value = int(warp.preds[self.program.layout.pred(guard.name)])
+            value = warp.flags[self.program.layout.pred(guard.name)]
             active &= ~value if guard.negated else value
         rows = self.recorder.read(warp, segment.index, active) if active else NONE
         executed = self.executed
-        super()._execute(warp, fragment, segment, mask)
+        goes_on = super()._execute(warp, fragment, segment, mask)
         if self.executed != executed:  # it is done; waits that fail do not count
             self.recorder.machine(warp, segment.index, active, rows)
+        return goes_on
 
 
 # -- the code -------------------------------------------------------------------------------------

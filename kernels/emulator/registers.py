@@ -67,9 +67,11 @@ class RegisterFile:
 
 
 class WarpRegisters:
-    """One warp's registers, poisoned. ``r32``: uint32[rows, 32]; ``preds``: uint32[predicates]."""
+    """One warp's registers, poisoned. ``r32``: uint32[rows, 32]; ``preds``: uint32[predicates].
+    ``words`` and ``flags`` are the same memory flat, for access to single integers, which is three
+    times as fast there."""
 
-    __slots__ = ("_buffer", "address", "i32", "preds", "r16", "r32")
+    __slots__ = ("_buffer", "address", "flags", "i32", "preds", "r16", "r32", "words")
 
     def __init__(self, layout: RegisterFile) -> None:
         self._buffer = np.empty(layout.nbytes + 64 + 4, np.uint8)
@@ -83,3 +85,5 @@ class WarpRegisters:
         self.preds = data[split:].view(np.uint32)
         self.r32[:] = POISON
         self.preds[:] = 0
+        self.words = self.r32.reshape(-1).data
+        self.flags = self.preds.data

@@ -45,6 +45,7 @@ class Warp:
     __slots__ = (
         "alive",
         "cta",
+        "flags",
         "fragments",
         "i32",
         "index",
@@ -64,6 +65,7 @@ class Warp:
         "pending_st",
         "timed_out",
         "unwritten",
+        "words",
     )
 
     def __init__(self, cta: Cta, index: int, mask: int, name: str, program: Program) -> None:
@@ -76,6 +78,7 @@ class Warp:
         self.local = LocalMemory(program.local_bytes)
         self.r32, self.i32 = self.registers.r32, self.registers.i32
         self.r16, self.preds = self.registers.r16, self.registers.preds
+        self.words, self.flags = self.registers.words, self.registers.flags
         self.max_registers: int | None = None
         self.pc = 0  # segment being executed
         self.pending_ld: list[PendingLoad] = []

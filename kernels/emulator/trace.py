@@ -84,21 +84,21 @@ class TracingMachine(Machine):
         self._since.clear()
         return finding
 
-    def _step(self, warp: Warp) -> bool:
+    def _step(self, warp: Warp, fragment: Fragment) -> bool:
         start, executed = self._clock.get(warp, 0), self.executed
         self.trace.roles[warp.index] = warp.name
         self._now = start + 1
-        can_go_on = super()._step(warp)
+        goes_on = super()._step(warp, fragment)
         segment = self.program.segments[warp.pc]
         if self.executed != executed:
             what = segment.first.op if segment.count == 1 else f"{segment.count} instructions"
             self._clock[warp] = max(self._clock.get(warp, 0), start + segment.count)
             self._add(warp.cta, warp.index, what, start, segment.count, segment)
-        return can_go_on
+        return goes_on
 
-    def _execute(self, warp: Warp, fragment: Fragment, segment: Segment, mask: int) -> None:
+    def _execute(self, warp: Warp, fragment: Fragment, segment: Segment, mask: int) -> bool:
         self.lanes = 0
-        super()._execute(warp, fragment, segment, mask)
+        goes_on = super()._execute(warp, fragment, segment, mask)
         op = segment.first.op
         for prefix, engine in _ENGINES.items() if self.lanes else ():
             if op.startswith(prefix):
@@ -113,6 +113,7 @@ class TracingMachine(Machine):
             at = barrier(warp, first_lane(self.lanes)) - warp.cta.window
             seen = self._events.get((id(warp.cta), ("mbar", at)), 0)
             self._clock[warp] = max(self._clock.get(warp, 0), seen)
+        return goes_on
 
     def _block(self, warp: Warp, fragment: Fragment, wait: Wait, active: int) -> None:
         super()._block(warp, fragment, wait, active)

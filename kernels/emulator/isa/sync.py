@@ -6,10 +6,12 @@ PTX ISA 9.1 sections 9.7.12 and 9.7.13.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from ..checks.flags import SCOPES
 from ..findings import EmulatorFault
-from ..ptx.ast import Imm, Instr, Label, Operand, Reg, Sink
+from ..ptx.ast import Imm, Instr, Label, Mem, Operand, Reg, Sink
 from .table import FULL, LANES, Binding, Handler, Wait, first_lane, machine
 
 if TYPE_CHECKING:
@@ -60,13 +62,16 @@ def fence_mbarrier_init(b: Binding) -> Handler:
     return run
 
 
-@machine(r"fence(?:\.(?:sc|acq_rel))?\.(?:cta|cluster|gpu|sys)|membar\.(?:cta|gl|sys)")
+@machine(
+    r"fence(?:\.(sc|acq_rel|acquire|release))?\.(cta|cluster|gpu|sys)|membar\.(cta|gl|sys)"
+)
 def fence(b: Binding) -> Handler:
     """Ordinary memory effects happen in program order; only the race detector has to know."""
+    kind, scope = b.match[1], SCOPES[(b.match[2] or b.match[3]).replace("gl", "gpu")]
 
     def run(w: Warp, mask: int) -> None:
         if (race := w.cta.machine.race) is not None:
-            race.fence(w)
+            race.fence(w, scope, kind != "release", kind != "acquire")
 
     return run
 
@@ -134,11 +139,13 @@ def cluster_wait(b: Binding) -> Handler:
 
 def _by_address(b: Binding, op: Operand) -> Callable[[Warp, int], Sequence[tuple[int, int]]]:
     """Reader f(warp, mask) -> (address, lane mask) groups; one group in nearly every kernel."""
-    every, one = b.addresses(op), b.address(op)
+    every, one, common = b.addresses(op), b.address(op), _common(b, op)
 
     def groups(w: Warp, mask: int) -> Sequence[tuple[int, int]]:
         if mask & (mask - 1) == 0:
             return ((one(w, mask.bit_length() - 1), mask),)
+        if (value := common(w)) is not None:
+            return ((value, mask),)
         return _grouped(every(w), mask)
 
     return groups
@@ -275,7 +282,10 @@ def mbarrier_wait(b: Binding) -> Handler:
             w.timed_out = False
             put(w, mask, 0)
             return None
-        at, value = pending
+        return wait_for(*pending)
+
+    @lru_cache(maxsize=64)
+    def wait_for(at: int, value: int) -> Wait:
         what = f"parity {value & 1}" if by_parity else f"phase token {value}"
         detail = (("barrier", f"mbarrier {at:#x}"), ("address", at), ("waits_for", what))
         return Wait(("mbar", at), f"mbarrier {at:#x} {what}", soft=soft, detail=detail)
@@ -291,13 +301,24 @@ def _by_value(b: Binding, op: Operand) -> Callable[[Warp, int], Sequence[tuple[i
     one = b.scalar(op)
     wide = isinstance(op, Reg) and op.kind == "b64"
     every: Callable[[Warp], Any] = b.lanes64(op) if wide else b.lanes32(op)
+    common = _common(b, op)
 
     def groups(w: Warp, mask: int) -> Sequence[tuple[int, int]]:
         if mask & (mask - 1) == 0:
             return ((one(w, mask.bit_length() - 1), mask),)
+        if (value := common(w)) is not None:
+            return ((value, mask),)
         return _grouped(every(w), mask)
 
     return groups
+
+
+def _common(b: Binding, op: Operand) -> Callable[[Warp], int | None]:
+    """`Binding.uniform` of an operand or of an address, where it has 32 bits: the usual case."""
+    register = op.base if isinstance(op, Mem) else op
+    if isinstance(register, Reg) and register.kind != "b32":
+        return lambda w: None
+    return b.uniform_address(op) if isinstance(op, Mem) else b.uniform(op)
 
 
 def _grouped(values: Any, mask: int) -> Sequence[tuple[int, int]]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..state import Warp
 
 FULL = 0xFFFFFFFF
+WARP = 32  # lanes
 # Where the shared window lies among generic addresses: above every address of the host, which are
 # the addresses of global memory.
 SHARED_GENERIC_BASE = 1 << 56
@@ -110,9 +111,40 @@ class Binding:
         row = self.row(op, "b16", "b32", "b64")
         if isinstance(op, Reg) and op.kind == "b16":
             return lambda w, lane: int(w.r16[row, lane])
+        low = row * WARP
         if isinstance(op, Reg) and op.kind == "b64":
-            return lambda w, lane: int(w.r32[row, lane]) | int(w.r32[row + 1, lane]) << 32
-        return lambda w, lane: int(w.r32[row, lane])
+            high = low + WARP
+            return lambda w, lane: w.words[low + lane] | w.words[high + lane] << 32
+        return lambda w, lane: w.words[low + lane]
+
+    def uniform(self, op: Operand) -> Callable[[Warp], int | None]:
+        """Reader of a 32-bit operand that all 32 lanes hold alike: f(warp) -> int (unsigned), or
+        None where they do not."""
+        if isinstance(op, Sym | Imm):
+            scalar = self.scalar(op)
+            return lambda w: scalar(w, 0) & FULL
+        row = self.row(op, "b32")
+        first = row * WARP
+
+        def read(w: Warp) -> int | None:
+            lanes = w.r32[row].tobytes()
+            return w.words[first] if lanes == lanes[:4] * WARP else None
+
+        return read
+
+    def uniform_address(self, op: Operand) -> Callable[[Warp], int | None]:
+        """`uniform` for an address ``[base + offset]`` of 32 bits."""
+        if not isinstance(op, Mem):
+            raise self.unsupported(f"operand {op} should be an address")
+        base, offset = self.uniform(op.base), op.offset
+        if not offset:
+            return base
+
+        def read(w: Warp) -> int | None:
+            value = base(w)
+            return None if value is None else value + offset & FULL
+
+        return read
 
     def signed(self, op: Operand) -> Callable[[Warp, int], int]:
         if isinstance(op, Imm):
@@ -129,7 +161,7 @@ class Binding:
         if not isinstance(op, Reg) or op.kind != "pred":
             raise self.unsupported(f"operand {op} should be a predicate")
         index, flip = self.program.layout.pred(op.name), FULL if op.negated else 0
-        return lambda w: int(w.preds[index]) ^ flip
+        return lambda w: w.flags[index] ^ flip
 
     def constant(self, op: Sym) -> int:
         if op.name not in self.program.symbols:
@@ -201,7 +233,7 @@ class Binding:
         index = self.program.layout.pred(op.name)
 
         def put(w: Warp, mask: int, value: int) -> None:
-            w.preds[index] = (int(w.preds[index]) & ~mask & FULL) | (value & mask)
+            w.flags[index] = w.flags[index] & ~mask | value & mask
 
         return put
 
