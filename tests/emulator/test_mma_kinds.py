@@ -14,7 +14,7 @@ import torch
 
 from kernels.emulator.engines import mma, mma_pair
 from kernels.emulator.engines.formats import widen
-from kernels.emulator.findings import EmulatorFault, UnsupportedPTX
+from kernels.emulator.findings import EmulatorFault
 from kernels.emulator.memory import SharedMemory, TensorMemory
 from tests.emulator.cluster_harness import clean, launch, module
 from tests.emulator.test_tensorcore import BASE, ISA_SWIZZLE, descriptor, rows_of
@@ -210,8 +210,8 @@ def test_what_the_kinds_refuse() -> None:
 
     with pytest.raises(EmulatorFault, match="32-byte atoms"):  # of MN-major 32-bit elements
         call(instr(128, 64, "tf32", "tf32", 1, 1), "tf32")
-    with pytest.raises(UnsupportedPTX):  # e2m3
-        call(instr(128, 64, "e4m3", "e4m3") | 3 << 7, "f8f6f4")
+    with pytest.raises(EmulatorFault, match="A or B type"):  # code 2 is nothing
+        call(instr(128, 64, "e4m3", "e4m3") | 2 << 7, "f8f6f4")
     for idesc, kind in (
         (instr(128, 64, "tf32", "tf32", 0), "tf32"),
         (instr(128, 64, "e4m3", "e4m3"), "tf32"),

@@ -401,8 +401,9 @@ def test_descriptors_that_flash_attention_uses() -> None:
 
 
 @pytest.mark.parametrize("bit", [2, 0, 30, 31])
-def test_instruction_descriptor_refusals(bit: int) -> None:
-    with pytest.raises(UnsupportedPTX):
+def test_bits_of_other_forms(bit: int) -> None:
+    """Sparsity, its selector, shifts of .ws."""
+    with pytest.raises(EmulatorFault, match="bit 2|bits 0-1|bits 30-31"):
         InstrDescriptor.decode(instr(128, 64) | 1 << bit)
 
 
@@ -435,9 +436,10 @@ def test_bad_instruction_descriptors(value: int) -> None:
 
 
 def test_unmodelled_forms_are_refused() -> None:
-    for kwargs in ({"kind": "mxf4"}, {"kind": "i8"}):
-        with pytest.raises(UnsupportedPTX):
-            InstrDescriptor.decode(instr(128, 64), **kwargs)
+    with pytest.raises(UnsupportedPTX, match="kind::f64"):
+        InstrDescriptor.decode(instr(128, 64), "f64")
+    with pytest.raises(UnsupportedPTX, match="shifts"):
+        InstrDescriptor.decode(instr(128, 64) | 1 << 30, "f16", 1, ws=True)
     with pytest.raises(UnsupportedPTX):  # A f16, B bf16
         InstrDescriptor.decode(instr(128, 64) & ~(7 << 7))
 

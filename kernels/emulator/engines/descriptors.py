@@ -8,19 +8,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..findings import EmulatorFault, UnsupportedPTX
 
 # Swizzle code (bits 61-63) -> length of the swizzled row in 16-byte chunks; 1 is no swizzle.
 _SWIZZLE_CHUNKS = {0: 1, 6: 2, 4: 4, 2: 8, 1: 8}
-SWIZZLE_128B_BASE_32B = 1
+SWIZZLE_128B_BASE_32B, SWIZZLE_128B = 1, 2
 # Kind -> code of A's and B's type (bits 7-9 and 10-12) -> type.
+_SMALL_FLOATS = {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"}
 _OPERAND_TYPES: dict[str, dict[int, str]] = {
     "f16": {0: "float16", 1: "bfloat16"},
     "tf32": {2: "tf32"},
-    "f8f6f4": {0: "e4m3", 1: "e5m2"},
+    "f8f6f4": _SMALL_FLOATS,
+    "i8": {0: "u8", 1: "s8"},
+    "mxf8f6f4": _SMALL_FLOATS,
+    "mxf4": {1: "e2m1x2"},
+    "mxf4nvf4": {1: "e2m1x2"},
 }
+_D_TYPES = {0: "float16", 1: "float32", 2: "int32"}
+BLOCK_SCALED = ("mxf8f6f4", "mxf4", "mxf4nvf4")
+_PACKED = ("mxf4", "mxf4nvf4")  # two elements a byte
 
 
 def _reject(what: str, value: int, digits: int, rule: str) -> NoReturn:
@@ -35,9 +43,12 @@ def _reject(what: str, value: int, digits: int, rule: str) -> NoReturn:
 class InstrDescriptor:
     """Instruction descriptor: types and shape of D = A @ B + D.
 
-    a_dtype, b_dtype: "float16" or "bfloat16" (.kind::f16), "tf32" (.kind::tf32), "e4m3" or "e5m2"
-    (.kind::f8f6f4); d_dtype: "float32" or "float16"; m, n: D's shape; a_mn_major, b_mn_major: the
-    transpose bits (False: K-major); a_negate, b_negate.
+    a_dtype, b_dtype: as `formats` names them; d_dtype: "float32", "float16" or "int32"; m, n: D's
+    shape, of the whole CTA pair with cta_group::2; a_mn_major, b_mn_major: the transpose bits
+    (False: K-major); a_negate, b_negate; saturate: of int32 sums, which wrap otherwise.
+    k_bytes: of a row of A in memory, 32 or (K = 96) 48. sparse: A holds half of its K; selector:
+    which part of the metadata is meant. scale_dtype: "ue8m0" or "ue4m3" with block scaling, and
+    the bytes in a word where the scale factors of A and B start.
     """
 
     m: int
@@ -49,15 +60,23 @@ class InstrDescriptor:
     b_mn_major: bool
     a_negate: bool
     b_negate: bool
+    saturate: bool = False
+    k_bytes: int = 32
+    sparse: bool = False
+    selector: int = 0
+    scale_dtype: str | None = None
+    scale_a_byte: int = 0
+    scale_b_byte: int = 0
 
     @staticmethod
     @lru_cache(maxsize=256)
-    def decode(value: int, kind: str = "f16", cta_group: int = 1) -> InstrDescriptor:
-        """Decode 32 bits (PTX ISA 9.1 table 42).
+    def decode(
+        value: int, kind: str = "f16", cta_group: int = 1, sparse: bool = False, ws: bool = False
+    ) -> InstrDescriptor:
+        """Decode 32 bits (PTX ISA 9.1 tables 42, 43 and 44).
 
-        Raises `EmulatorFault` mma_bad_descriptor, or `UnsupportedPTX` for sparse operands,
-        weight-stationary shifts and other kinds. m and n are those of the whole CTA pair with
-        cta_group::2.
+        sparse, ws: whether the instruction is .sp and .ws. Raises `EmulatorFault`
+        mma_bad_descriptor, or `UnsupportedPTX` for what is not modelled.
         """
         if kind not in _OPERAND_TYPES:
             raise UnsupportedPTX(
@@ -65,56 +84,127 @@ class InstrDescriptor:
             )
         if cta_group not in (1, 2):
             raise ValueError(f"cta_group is 1 or 2, not {cta_group}")
-
-        def bad(rule: str) -> NoReturn:
-            _reject("instruction descriptor", value, 8, rule)
-
         if value >> 32 or value < 0:
-            bad("it has 32 bits")
-        if value & 7:
-            raise UnsupportedPTX(f"instruction descriptor {value:#010x}: sparse A is not modelled")
-        if value >> 30:
-            raise UnsupportedPTX(f"instruction descriptor {value:#010x}: bits 30-31 are .ws only")
-        for bit, name in ((3, "saturate"), (6, "reserved"), (23, "reserved"), (29, "reserved")):
-            if value >> bit & 1:
-                bad(f"bit {bit} ({name}) must be 0 for .kind::{kind}")
-        d_dtype = {0: "float16", 1: "float32"}.get(value >> 4 & 3)
-        if d_dtype is None:
-            bad(f"D type {value >> 4 & 3} (bits 4-5) is neither 0 (f16) nor 1 (f32)")
-        types = _OPERAND_TYPES[kind]
-        codes = value >> 7 & 7, value >> 10 & 7
-        if kind == "f8f6f4" and any(code in (3, 4, 5) for code in codes):
-            raise UnsupportedPTX(
-                f"instruction descriptor {value:#010x}: operands of 6 or 4 bits are not modelled"
-            )
-        a_dtype, b_dtype = (types.get(code) for code in codes)
-        if a_dtype is None or b_dtype is None:
-            known = ", ".join(f"{code} ({name})" for code, name in types.items())
-            bad(f"A or B type (bits 7-9, 10-12) is not one of .kind::{kind}: {known}")
-        if a_dtype != b_dtype and kind == "f16":
-            raise UnsupportedPTX(f"instruction descriptor {value:#010x}: A {a_dtype}, B {b_dtype}")
-        if d_dtype == "float16" and a_dtype in ("bfloat16", "tf32"):
-            bad(f"D of f16 does not go with A and B of {a_dtype}")
-        m, n = (value >> 24 & 31) << 4, (value >> 17 & 63) << 3
-        low, step = 64 * cta_group, 8 * cta_group
-        if m not in (low, 2 * low):
-            bad(f"M is {m} (bits 24-28); with cta_group::{cta_group} it is {low} or {2 * low}")
-        if not step <= n <= 256 or n % step:
-            bad(
-                f"N is {n} (bits 17-22); with cta_group::{cta_group} it is a multiple of {step}"
-                f" from {step} to 256"
-            )
-        return InstrDescriptor(
-            m=m,
-            n=n,
-            a_dtype=a_dtype,
-            b_dtype=b_dtype,
-            d_dtype=d_dtype,
-            a_mn_major=bool(value >> 15 & 1),
-            b_mn_major=bool(value >> 16 & 1),
-            a_negate=bool(value >> 13 & 1),
-            b_negate=bool(value >> 14 & 1),
-        )
+            _reject("instruction descriptor", value, 8, "it has 32 bits")
+        decoded = (_scaled if kind in BLOCK_SCALED else _unscaled)(value, kind, ws)
+        if decoded.sparse != sparse:
+            _bad(
+                value, f"bit 2 says {'sparse' if decoded.sparse else 'dense'}, the instruction"
+                f" is{'' if sparse else ' not'} .sp",
+            )  # fmt: skip
+        if rule := _broken_shape(decoded, kind, cta_group, ws):
+            _bad(value, rule)
+        return decoded
+
+
+def _bad(value: int, rule: str) -> NoReturn:
+    _reject("instruction descriptor", value, 8, rule)
+
+
+def _zero_bits(value: int, kind: str, *bits: int) -> None:
+    for bit in bits:
+        if value >> bit & 1:
+            _bad(value, f"bit {bit} must be 0 for .kind::{kind}")
+
+
+def _types(value: int, kind: str) -> tuple[str, str]:
+    """Types of A (bits 7-9) and B (bits 10-12)."""
+    types = _OPERAND_TYPES[kind]
+    a, b = types.get(value >> 7 & 7), types.get(value >> 10 & 7)
+    if a is None or b is None:
+        known = ", ".join(f"{code} ({name})" for code, name in types.items())
+        _bad(value, f"A or B type (bits 7-9, 10-12) is not one of .kind::{kind}: {known}")
+    return a, b
+
+
+def _common(value: int, kind: str) -> dict[str, Any]:
+    a_dtype, b_dtype = _types(value, kind)
+    return {
+        "m": (value >> 24 & 31) << 4,
+        "n": (value >> 17 & 63) << 3,
+        "a_dtype": a_dtype,
+        "b_dtype": b_dtype,
+        "a_mn_major": bool(value >> 15 & 1),
+        "b_mn_major": bool(value >> 16 & 1),
+        "a_negate": bool(value >> 13 & 1),
+        "b_negate": bool(value >> 14 & 1),
+        "sparse": bool(value >> 2 & 1),
+    }
+
+
+def _unscaled(value: int, kind: str, ws: bool) -> InstrDescriptor:
+    """Table 42: .kind::f16, tf32, f8f6f4 and i8."""
+    _zero_bits(value, kind, 6, 23, 29)
+    if value >> 30 and not ws:
+        _bad(value, "bits 30-31 (maximum shift) are of .ws only")
+    if value >> 30:
+        raise UnsupportedPTX(f"instruction descriptor {value:#010x}: shifts of .ws (bits 30-31)")
+    fields = _common(value, kind)
+    a_dtype, b_dtype, d_dtype = fields["a_dtype"], fields["b_dtype"], _D_TYPES.get(value >> 4 & 3)
+    if d_dtype is None or (kind == "i8") != (d_dtype == "int32"):
+        known = "2 (s32)" if kind == "i8" else "0 (f16) nor 1 (f32)"
+        _bad(value, f"D type {value >> 4 & 3} (bits 4-5) is neither {known}")
+    if a_dtype != b_dtype and kind == "f16":
+        raise UnsupportedPTX(f"instruction descriptor {value:#010x}: A {a_dtype}, B {b_dtype}")
+    if d_dtype == "float16" and a_dtype in ("bfloat16", "tf32"):
+        _bad(value, f"D of f16 does not go with A and B of {a_dtype}")
+    if kind == "i8":
+        _zero_bits(value, kind, 13, 14)
+    else:
+        _zero_bits(value, kind, 3)
+    if value & 3 and not fields["sparse"]:
+        _bad(value, "bits 0-1 (sparsity selector) must be 0 where A is dense")
+    return InstrDescriptor(
+        **fields, d_dtype=d_dtype, saturate=bool(value >> 3 & 1), selector=value & 3
+    )
+
+
+def _scaled(value: int, kind: str, ws: bool) -> InstrDescriptor:
+    """Tables 43 and 44: .kind::mxf8f6f4, mxf4 and mxf4nvf4."""
+    if ws:
+        _bad(value, f".kind::{kind} has no .ws form")
+    _zero_bits(value, kind, 0, 1, 3, 6, 24, 25, 26)
+    if kind in _PACKED:
+        _zero_bits(value, kind, 12, 15, 16)
+    else:
+        _zero_bits(value, kind, 31)
+    a_byte, b_byte, long_k = value >> 29 & 3, value >> 4 & 3, value >> 31
+    scale_dtype = "ue8m0" if value >> 23 & 1 else "ue4m3"
+    if scale_dtype == "ue4m3" and kind != "mxf4nvf4":
+        _bad(value, f"scale type (bit 23) is ue4m3; .kind::{kind} takes ue8m0")
+    fields = _common(value, kind)
+    if long_k and fields["sparse"]:
+        _bad(value, "K = 96 (bit 31) is of dense MMAs only")
+    return InstrDescriptor(
+        **fields,
+        d_dtype="float32",
+        k_bytes=48 if long_k else 32,
+        scale_dtype=scale_dtype,
+        scale_a_byte=a_byte,
+        scale_b_byte=b_byte,
+    )
+
+
+def _broken_shape(inst: InstrDescriptor, kind: str, ctas: int, ws: bool) -> str | None:
+    """The rule of table 39 (and 52) that M or N breaks."""
+    many = f"with cta_group::{ctas}{' and .ws' if ws else ''}"
+    rows: tuple[int, ...] = (32, 64, 128) if ws else (64 * ctas, 128 * ctas)
+    if kind in BLOCK_SCALED:
+        rows = (256,) if inst.sparse and ctas == 2 else (128, 256)[:ctas]
+    if inst.m not in rows:
+        return f"M is {inst.m} (bits 24-28); {many} it is {' or '.join(map(str, rows))}"
+    if ws:
+        widths = [64, 128] if inst.sparse else [64, 128, 256]
+        if ctas == 2 or inst.n not in widths:
+            return f"N is {inst.n} (bits 17-22); {many} it is one of {widths}"
+        return None
+    step = 8 * ctas
+    bytes_of_b = kind in ("f8f6f4", "mxf8f6f4", "i8")
+    if (bytes_of_b and inst.b_mn_major) or (kind == "i8" and inst.n > 32 // ctas * ctas):
+        step = 16 * ctas
+    if not step <= inst.n <= 256 or inst.n % step:
+        return f"N is {inst.n} (bits 17-22); {many} it is a multiple of {step} from {step} to 256"
+    return None
 
 
 @dataclass(frozen=True)
@@ -123,7 +213,8 @@ class SmemDescriptor:
 
     start, leading_bytes, stride_bytes: address and the two byte strides of the canonical layout;
     swizzle_chunks: 16-byte chunks in a swizzled row: 1 (no swizzle), 2, 4 or 8 (128 bytes);
-    atom_bytes: what the swizzle moves as one, 16 bytes or, of 128-byte rows, 32.
+    atom_bytes: what the swizzle moves as one, 16 bytes or, of 128-byte rows, 32. absolute:
+    ``leading_bytes`` is the address where rows go on that end at the 128-byte boundary.
     """
 
     start: int
@@ -131,14 +222,14 @@ class SmemDescriptor:
     stride_bytes: int
     swizzle_chunks: int
     atom_bytes: int = 16
+    absolute: bool = False
 
     @staticmethod
     @lru_cache(maxsize=4096)
     def decode(value: int) -> SmemDescriptor:
         """Decode 64 bits (PTX ISA 9.1 table 40).
 
-        Raises `EmulatorFault` mma_bad_descriptor, or `UnsupportedPTX` for a base offset and
-        absolute leading dimension addresses.
+        Raises `EmulatorFault` mma_bad_descriptor, or `UnsupportedPTX` for a base offset.
         """
 
         def bad(rule: str) -> NoReturn:
@@ -154,10 +245,8 @@ class SmemDescriptor:
         code = value >> 61
         if code not in _SWIZZLE_CHUNKS:
             bad(f"swizzling mode {code} (bits 61-63) does not exist")
-        if value >> 52 & 1:
-            raise UnsupportedPTX(
-                f"shared memory descriptor {value:#018x}: absolute leading dimension address"
-            )
+        if value >> 52 & 1 and code != SWIZZLE_128B:
+            bad("an absolute leading dimension address (bit 52) goes with the 128-byte swizzle")
         if value >> 49 & 7:
             raise UnsupportedPTX(
                 f"shared memory descriptor {value:#018x}: matrix base offset {value >> 49 & 7};"
@@ -169,6 +258,7 @@ class SmemDescriptor:
             stride_bytes=(value >> 32 & 0x3FFF) << 4,
             swizzle_chunks=_SWIZZLE_CHUNKS[code],
             atom_bytes=32 if code == SWIZZLE_128B_BASE_32B else 16,
+            absolute=bool(value >> 52 & 1),
         )
 
 

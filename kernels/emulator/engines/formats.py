@@ -46,35 +46,35 @@ def chunk_values(chunks: NDArray[Any], dtype: str) -> NDArray[np.float64]:
     chunks: contiguous, of a 16-byte type.
     """
     if dtype in SIX_BITS:
-        return _values(dtype)[six_bits(chunks.view(np.uint8))]
+        return _decoded(dtype, six_bits(chunks.view(np.uint8)))
     if dtype in ("e2m1", "e2m1x2"):
         raw = chunks.view(np.uint8)
-        return _values("e2m1")[nibbles(raw if dtype == "e2m1x2" else data_bytes(raw, 8))]
+        return _decoded("e2m1", nibbles(raw if dtype == "e2m1x2" else data_bytes(raw, 8)))
     return widen(chunks.view(UNSIGNED[ELEMENT_BYTES[dtype]]), dtype)
 
 
 def byte_values(raw: NDArray[np.uint8], dtype: str) -> NDArray[np.float64]:
-    """Elements of at most a byte as they lie in Tensor Memory, along axis 0: uint8[bytes, lanes]."""
+    """Elements of at most a byte as they lie in Tensor Memory: uint8[bytes, lanes], by axis 0."""
     if dtype == "e2m1x2":
         codes = np.stack((raw & np.uint8(15), raw >> np.uint8(4)), axis=1)
-        return _values("e2m1")[codes.reshape(-1, *raw.shape[1:])]
+        return _decoded("e2m1", codes.reshape(-1, *raw.shape[1:]))
     if dtype == "e2m1":
-        return _values(dtype)[raw >> np.uint8(2) & np.uint8(15)]
+        return _decoded(dtype, raw >> np.uint8(2) & np.uint8(15))
     if dtype in SIX_BITS:
-        return _values(dtype)[raw >> np.uint8(1) & np.uint8(63)]
+        return _decoded(dtype, raw >> np.uint8(1) & np.uint8(63))
     return widen(raw, dtype)
 
 
 def data_bytes(raw: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
     """The first ``count`` bytes of every 16 along the last axis."""
     parts = raw.reshape(*raw.shape[:-1], -1, CHUNK_BYTES)[..., :count]
-    return parts.reshape(*raw.shape[:-1], -1)
+    return np.asarray(parts.reshape(*raw.shape[:-1], -1), np.uint8)
 
 
 def nibbles(raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """4-bit codes of bytes, the low half first, along the last axis."""
     pairs = np.stack((raw & np.uint8(15), raw >> np.uint8(4)), axis=-1)
-    return pairs.reshape(*raw.shape[:-1], -1)
+    return np.asarray(pairs.reshape(*raw.shape[:-1], -1), np.uint8)
 
 
 def six_bits(raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -82,7 +82,7 @@ def six_bits(raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
     triples = data_bytes(raw, 12).reshape(*raw.shape[:-1], -1, 3).astype(np.uint32)
     words = triples[..., 0] | triples[..., 1] << np.uint32(8) | triples[..., 2] << np.uint32(16)
     codes = words[..., None] >> np.arange(0, 24, 6, dtype=np.uint32) & np.uint32(63)
-    return codes.astype(np.uint8).reshape(*raw.shape[:-1], -1)
+    return np.asarray(codes.reshape(*raw.shape[:-1], -1), np.uint8)
 
 
 def widen(bits: NDArray[Any], dtype: str) -> NDArray[np.float64]:
@@ -98,15 +98,15 @@ def widen(bits: NDArray[Any], dtype: str) -> NDArray[np.float64]:
         return bits.astype(np.float64)
     if dtype == "s8":
         return bits.view(np.int8).astype(np.float64)
-    return np.asarray(_values(dtype)[bits], np.float64)
+    return _decoded(dtype, bits)
 
 
 def scale_values(codes: NDArray[np.uint8], dtype: str) -> NDArray[np.float64]:
     """Scale factors: "ue8m0" is 2 ** (code - 127), NaN at 255; "ue4m3" an e4m3 without sign, whose
     bit 7 is not looked at."""
     if dtype == "ue4m3":
-        return np.asarray(_values("e4m3")[codes & np.uint8(0x7F)], np.float64)
-    return _powers()[codes]
+        return _decoded("e4m3", codes & np.uint8(0x7F))
+    return np.asarray(_powers()[codes], np.float64)
 
 
 @lru_cache(maxsize=1)
@@ -114,6 +114,10 @@ def _powers() -> NDArray[np.float64]:
     values = np.ldexp(1.0, np.arange(256) - 127)
     values[255] = np.nan
     return values
+
+
+def _decoded(dtype: str, codes: NDArray[Any]) -> NDArray[np.float64]:
+    return np.asarray(_values(dtype)[codes], np.float64)
 
 
 @lru_cache(maxsize=8)

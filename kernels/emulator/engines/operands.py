@@ -13,7 +13,8 @@ k0 = k % 8 and k1 = k / 8,
 A swizzle then XORs address bits 4.. with bits 7.. of the whole address (Swizzle<log2 W, 4, 3>), as
 TMA does when it writes the tile. That is why a start address may be advanced inside a row. With
 32-byte atoms (128-byte rows, MN-major operands of 32 bits) k0 = k % 4, k1 = k / 4, and bits 5 and 6
-are XORed with bits 7 and 8.
+are XORed with bits 7 and 8. With K = 96 a K-major row of 48 bytes may run over its 128-byte row; an
+absolute leading dimension address says where it goes on (section 9.7.16.3.1.2).
 """
 
 from __future__ import annotations
@@ -81,6 +82,13 @@ def operand_chunks(
             " 128-byte swizzle of 32-byte atoms",
             descriptor=f"{descriptor:#018x}",
         )
+    if desc.absolute and mn_major:
+        raise EmulatorFault(
+            "mma_bad_descriptor",
+            f"shared memory descriptor {descriptor:#018x}: an absolute leading dimension address"
+            " (bit 52) goes with K-major operands",
+            descriptor=f"{descriptor:#018x}",
+        )
     leading, stride = desc.leading_bytes, desc.stride_bytes
     if mn_major:
         k = np.arange(k_bytes // element_bytes)[:, None]
@@ -96,6 +104,10 @@ def operand_chunks(
         chunk = np.arange(k_bytes // CHUNK_BYTES)[None, :]
         along_k = leading if width == 1 else CHUNK_BYTES
         offset = CHUNK_BYTES * width * (row % 8) + stride * (row // 8) + along_k * chunk
+        if desc.absolute:
+            beyond = (desc.start >> 4 & width - 1) + chunk >= width
+            elsewhere = leading - desc.start // (CHUNK_BYTES * width) * (CHUNK_BYTES * width)
+            offset = np.where(beyond, offset + elsewhere - CHUNK_BYTES * width, offset)
     addrs = swizzled(desc.start + offset.astype(np.int64), width, desc.atom_bytes)
     index = np.ascontiguousarray(addrs >> 4)
     index.flags.writeable = False

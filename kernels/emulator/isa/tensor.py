@@ -1,20 +1,17 @@
-"""tcgen05: Tensor Memory and the fifth-generation tensor core (PTX ISA 9.1 section 9.7.16)."""
+"""tcgen05: Tensor Memory and registers, and when operations are complete (PTX ISA 9.1 section
+9.7.16). The tensor core is in `tensor_mma`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engines import tensorcore
-from ..engines.descriptors import InstrDescriptor
-from ..engines.formats import ELEMENT_BYTES
-from ..engines.operands import operand_chunks
 from ..findings import EmulatorFault
-from ..ptx.ast import Imm, Mem, Operand, Vec
+from ..ptx.ast import Imm, Mem, Operand
 from ..registers import POISON
 from ..schedule import AsyncOp, PendingLoad
 from .pair import check_alive, destinations, group_of
@@ -62,14 +59,20 @@ _SHAPES = r"(32x32b|16x64b|16x128b|16x256b|16x32bx2)\.x(1|2|4|8|16|32|64|128)"
 _LANE_COLUMNS = {"32x32b": 1, "16x64b": 2, "16x128b": 4, "16x256b": 8, "16x32bx2": 1}
 
 
-def _uniform(w: Warp, mask: int, addresses: np.ndarray) -> int:
-    at = int(addresses[0])
-    if not (addresses == at).all():
-        raise EmulatorFault(
-            "tmem_divergent_address",
-            "the lanes of a warp give different Tensor Memory addresses",
-        )
-    return at
+def _address(b: Binding, op: Operand) -> Callable[[Warp], int]:
+    """Reader of a Tensor Memory address, which is the warp's, not a lane's."""
+    common = b.uniform_address(op)
+
+    def read(w: Warp) -> int:
+        at = common(w)
+        if at is None:
+            raise EmulatorFault(
+                "tmem_divergent_address",
+                "the lanes of a warp give different Tensor Memory addresses",
+            )
+        return at
+
+    return read
 
 
 @machine(rf"tcgen05\.ld\.sync\.aligned\.{_SHAPES}(\.pack::16b)?\.b32", converged=True)
@@ -134,13 +137,13 @@ def _load(
     split: int | None,
     put: Callable[[Warp, NDArray[np.uint32] | int], None],
 ) -> Handler:
-    address = b.addresses(source)
+    address = _address(b, source)
     columns = num * _LANE_COLUMNS[shape] * (2 if pack else 1)
 
     def run(w: Warp, mask: int) -> None:
         cta = w.cta
         machine = cta.machine
-        at = _uniform(w, mask, address(w))
+        at = address(w)
         clock = 0
         if machine.race is not None:
             clock = machine.race.tcgen05_ld(w, cta, at & 0xFFFF, columns, split)
@@ -164,14 +167,14 @@ def st(b: Binding) -> Handler:
     """Asynchronous: the registers are read at issue, the cells written by wait::st."""
     split = _split(b, 1) if len(b.ins.operands) == 3 else None
     target, source = b.ins.operands[0], b.ins.operands[-1]
-    rows, address = b.vector_rows(source), b.addresses(target)
+    rows, address = b.vector_rows(source), _address(b, target)
     shape, num, unpack = b.match[1], int(b.match[2]), bool(b.match[3])
     columns = num * _LANE_COLUMNS[shape] * (2 if unpack else 1)
 
     def run(w: Warp, mask: int) -> None:
         cta = w.cta
         machine = cta.machine
-        at = _uniform(w, mask, address(w))
+        at = address(w)
         machine.events += 1
         if machine.race is not None:
             machine.race.tcgen05_st(w, cta, at & 0xFFFF, columns, split)
@@ -195,90 +198,6 @@ def _split(b: Binding, k: int) -> int | None:
         return None
     operand = b.ins.operands[k]
     return operand.value if isinstance(operand, Imm) else None
-
-
-_COLLECTOR = r"(?:\.collector::a::(?:fill|use|lastuse|discard))?"
-
-
-@machine(rf"tcgen05\.mma\.cta_group::([12])\.kind::(f16|tf32|f8f6f4){_COLLECTOR}")
-def mma(b: Binding) -> Handler:
-    """D = A B (+ D): A from shared memory (a descriptor) or Tensor Memory (an address)."""
-    d, a, b_desc, idesc, *rest = b.ins.operands
-    disable = rest[0] if rest and isinstance(rest[0], Vec) else None
-    rest = rest[1:] if disable is not None else rest
-    if not rest or len(rest) > 2:
-        raise b.unsupported("operands after the instruction descriptor are not understood")
-    enable = b.predicate(rest[0])
-    scale_d = rest[1].value if len(rest) == 2 and isinstance(rest[1], Imm) else None
-    if len(rest) == 2 and scale_d is None:
-        raise b.unsupported("scale-input-d must be an immediate")
-    read_d, in_tmem = b.address(d), isinstance(a, Mem)
-    read_a = b.address(a) if in_tmem else b.scalar(a)
-    read_b, read_i = b.scalar(b_desc), b.scalar(idesc)
-    read_lanes = [b.scalar(x) for x in disable.items] if disable is not None else None
-    group, kind = int(b.match[1]), b.match[2]
-
-    def run(w: Warp, mask: int) -> None:
-        accumulate, machine = enable(w), w.cta.machine
-        ctas = group_of(w, group)
-        for lane in map(int, LANES[mask]):
-            off = tuple(x(w, lane) for x in read_lanes) if read_lanes is not None else None
-            operands = (read_i(w, lane), read_a(w, lane), read_b(w, lane), read_d(w, lane))
-            options: dict[str, Any] = {
-                "accumulate": bool(accumulate >> lane & 1),
-                "a_in_tmem": in_tmem,
-                "kind": kind,
-                "disable_output_lane": off,
-                "scale_d": scale_d,
-            }
-            if machine.race is not None:
-                _note_mma(w, ctas, operands, in_tmem, kind)
-            effect = partial(_multiply, ctas, operands, options)
-            if machine.asyncs.at_once:
-                effect()
-                continue
-            machine.asyncs.issue(("tensor core", w.cta.rank), AsyncOp("MMA", w, w.pc, effect))
-        machine.events += 1
-
-    return run
-
-
-Operands = tuple[int, int, int, int]  # instruction descriptor, A, B, D
-
-
-def _multiply(ctas: tuple[Cta, ...], operands: Operands, options: dict[str, Any]) -> None:
-    if len(ctas) == 1:
-        tensorcore.mma(*operands, ctas[0].smem, ctas[0].tmem, **options)
-        return
-    even, odd = ctas
-    tensorcore.mma_pair(*operands, (even.smem, odd.smem), (even.tmem, odd.tmem), **options)
-
-
-def _note_mma(
-    w: Warp, ctas: tuple[Cta, ...], operands: Operands, a_in_tmem: bool, kind: str
-) -> None:
-    """Tells the race detector which cells the MMA touches, in each CTA."""
-    idesc, a, b_desc, d = operands
-    inst = InstrDescriptor.decode(idesc, kind, len(ctas))
-    rows_a, rows_b = inst.m // len(ctas), inst.n // len(ctas)
-    cells = [("B", operand_cells(b_desc, rows_b, inst.b_mn_major, ELEMENT_BYTES[inst.b_dtype]))]
-    if not a_in_tmem:
-        nbytes = ELEMENT_BYTES[inst.a_dtype]
-        cells.append(("A", operand_cells(a, rows_a, inst.a_mn_major, nbytes)))
-    reads = [(a & 0xFFFF, 8)] if a_in_tmem else []
-    columns = inst.n // 2 if len(ctas) == 2 and inst.m == 128 else inst.n
-    race = w.cta.machine.race
-    assert race is not None
-    race.mma(w, ctas, cells, reads, (d & 0xFFFF, columns), (0, 1, 2, 3))
-
-
-@lru_cache(maxsize=4096)
-def operand_cells(
-    descriptor: int, rows: int, mn_major: bool, element_bytes: int
-) -> NDArray[np.int64]:
-    """The 4-byte cells (address / 4) of an operand in shared memory."""
-    chunks = operand_chunks(descriptor, rows, mn_major, element_bytes).index.reshape(-1, 1)
-    return np.sort((chunks * 4 + np.arange(4)).reshape(-1))
 
 
 @machine(
