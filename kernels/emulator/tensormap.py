@@ -8,7 +8,7 @@ DSL sets the first 64 bytes only, so nothing in the rest matters. As little-endi
     w0          global address
     w1 3:0      2 from the DSL, 0 from the driver
        6:4      rank - 1
-       10:7     element type, see `ELEMENT_TYPES`
+       10:7     element type, see `ELEMENT_TYPES` and `NARROW_TYPES`
        12:11    interleave: 0 none, 1 16-byte, 2 32-byte
        14:13    swizzle: 0 none, 1 32-byte, 2 64-byte, 3 128-byte
        15       out-of-bounds fill: 0 zeros, 1 NaN
@@ -32,7 +32,7 @@ DSL sets the first 64 bytes only, so nothing in the rest matters. As little-endi
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -57,7 +57,16 @@ ELEMENT_TYPES: dict[int, tuple[str, int]] = {
     9: ("float64", 8),
     10: ("bfloat16", 2),
 }
-_TYPE_CODES = {name: code for code, (name, _) in ELEMENT_TYPES.items()}
+# Types below a byte, codes that the DSL gives: (name, bits in global, in shared memory). Sixteen
+# elements are 8 or 12 bytes; without padding ("4x16") or, in shared memory, padded to 16 bytes.
+NARROW_TYPES: dict[int, tuple[str, int, int]] = {
+    11: ("4x16", 4, 4),
+    12: ("4x16_p64", 4, 8),
+    13: ("6x16_p32", 6, 8),
+}
+_NARROW_BITS = {name: (bits, shared) for name, bits, shared in NARROW_TYPES.values()}
+_NAMES = {code: name for code, (name, *_) in (ELEMENT_TYPES | NARROW_TYPES).items()}
+_TYPE_CODES = {name: code for code, name in _NAMES.items()}
 SWIZZLE_BYTES = (0, 32, 64, 128)
 _SWIZZLE_ATOM_BYTES = {0: 16, 1: 32, 3: 64}
 _ATOM_CODES = {size: code for code, size in _SWIZZLE_ATOM_BYTES.items()}
@@ -91,8 +100,32 @@ class TensorMap:
         return len(self.dims)
 
     @cached_property
+    def element_bits(self) -> int:
+        """Of an element in global memory."""
+        if self.dtype in _NARROW_BITS:
+            return _NARROW_BITS[self.dtype][0]
+        return 8 * self.element_bytes
+
+    @cached_property
+    def smem_element_bits(self) -> int:
+        """Of an element in shared memory, padding included."""
+        return _NARROW_BITS[self.dtype][1] if self.dtype in _NARROW_BITS else self.element_bits
+
+    @cached_property
     def element_bytes(self) -> int:
+        """Of an element of at least a byte."""
         return ELEMENT_TYPES[_TYPE_CODES[self.dtype]][1]
+
+    @cached_property
+    def in_bytes(self) -> TensorMap:
+        """The map of the same memory as bytes, where elements are smaller and not padded."""
+        share = self.element_bits / 8
+        return replace(
+            self,
+            dtype="uint8",
+            dims=(int(self.dims[0] * share), *self.dims[1:]),
+            box=(int(self.box[0] * share), *self.box[1:]),
+        )
 
     @cached_property
     def tile(self) -> tuple[int, ...]:
@@ -103,7 +136,7 @@ class TensorMap:
     @cached_property
     def tile_bytes(self) -> int:
         """Bytes of one tile in shared memory, and what its load completes on an mbarrier."""
-        return int(np.prod(self.tile, dtype=np.int64)) * self.element_bytes
+        return int(np.prod(self.tile, dtype=np.int64)) * self.smem_element_bits // 8
 
     @cached_property
     def all_strides_bytes(self) -> tuple[int, ...]:
@@ -124,7 +157,7 @@ class TensorMap:
         _check_known_bits(words)
         flags = words[1]
         rank = (flags >> 4 & 7) + 1
-        dtype, _ = ELEMENT_TYPES[flags >> 7 & 15]
+        dtype = _NAMES[flags >> 7 & 15]
         low = (words[1] >> 32, words[2] & _U32, words[2] >> 32, words[3] & _U32)
         strides = [lo << 4 | (words[3] >> 32 + 4 * i & 15) << 36 for i, lo in enumerate(low)]
         sizes = [words[4] & _U32, words[4] >> 32, words[5] & _U32, words[5] >> 32, words[6] & _U32]
@@ -186,12 +219,31 @@ class TensorMap:
     def span_bytes(self) -> int:
         """Bytes from the tensor's first element to the end of its last."""
         outer = zip(self.dims[1:], self.strides_bytes, strict=True)
-        return self.dims[0] * self.element_bytes + sum((n - 1) * s for n, s in outer)
+        return self.dims[0] * self.element_bits // 8 + sum((n - 1) * s for n, s in outer)
 
     def check(self) -> None:
         """Raise tma_bad_tensor_map unless the rules of cuTensorMapEncodeTiled hold."""
-        inner_bytes = self.box[0] * self.element_bytes
+        inner_bytes = self.box[0] * self.smem_element_bits // 8
+        padded = self.smem_element_bits != self.element_bits
         broken = [
+            (
+                padded and (self.address % 32 != 0 or any(s % 32 for s in self.strides_bytes)),
+                f"address {self.address:#x} and strides {self.strides_bytes} of {self.dtype} are"
+                " not all multiples of 32 bytes",
+            ),
+            (
+                padded and (self.box[0] != 128 or self.dims[0] % 128 != 0),
+                f"{self.dtype} with an inner box of {self.box[0]} of {self.dims[0]} elements, not"
+                " 128 of a multiple of 128",
+            ),
+            (
+                padded and self.swizzle_bytes not in (0, 128),
+                f"{self.dtype} with the {self.swizzle_bytes}-byte swizzle",
+            ),
+            (
+                self.dtype == "4x16" and self.dims[0] % 2 != 0,
+                f"{self.dims[0]} elements of 4 bits in a row, an odd number",
+            ),
             (self.address % 16 != 0, f"address {self.address:#x} is not a multiple of 16"),
             (
                 any(s % 16 for s in self.strides_bytes),
@@ -228,7 +280,7 @@ _KNOWN_BITS: tuple[tuple[int, int, int, frozenset[int], str], ...] = (
     (0, 57, 63, frozenset({0}), "high bits of the address"),
     (1, 0, 3, frozenset({0, 2}), "version"),
     (1, 4, 6, frozenset(range(MAX_RANK)), "rank - 1"),
-    (1, 7, 10, frozenset(ELEMENT_TYPES), "element type"),
+    (1, 7, 10, frozenset(_NAMES), "element type"),
     (1, 11, 12, frozenset({0}), "interleave, not modelled"),
     (1, 19, 20, frozenset(_SWIZZLE_ATOM_BYTES), "swizzle atom"),
     (1, 22, 31, frozenset({0}), "reserved"),

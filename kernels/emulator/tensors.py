@@ -135,7 +135,7 @@ def check_tensor_maps(parameters: Iterable[bytes], tensors: Sequence[tuple[str, 
         except (EmulatorFault, UnsupportedPTX):
             continue  # not a map, or one whose use is a finding of its own
         for name, place in tensors:
-            same_element = tensor_map.element_bytes * 8 == place.bits
+            same_element = tensor_map.element_bits == place.bits
             if place.base & ~15 == tensor_map.address and same_element:
                 _check_describable(name, place, tensor_map)
 

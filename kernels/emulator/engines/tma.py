@@ -15,7 +15,7 @@ leaves open follows an NVIDIA H200 (tests/emulator/hardware/record_tma.py):
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NoReturn
 
@@ -33,6 +33,7 @@ BULK_ALIGNMENT_BYTES = 16  # of cp.async.bulk: both addresses and the size
 _CHUNK_BYTES = 16
 _LINE_BYTES = 128
 _SWIZZLE_PERIOD_BYTES = 1024
+_PADDING = 0xFF  # a NaN of every 8-bit float
 
 # PTX ISA 9.1 sections 9.7.9.25.4.2 and 9.7.9.27.1.3: types of each reduction.
 _REDUCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -91,6 +92,8 @@ def load_tile(
     lies outside the tensor is filled and counts in full. Raises `EmulatorFault`: tma_misaligned,
     tma_bad_coordinates, global_out_of_bounds, smem_out_of_bounds, mbarrier_ordinary_access.
     """
+    if tmap.element_bits < 8:
+        return _load_narrow(tmap, coords, gmem, smem, smem_addr)
     place = _place(tmap, coords, smem, smem_addr, "TMA load")
     if tmap.tf32_rounding and (tmap.nan_fill or tmap.dtype != "float32"):
         raise UnsupportedPTX("TMA load that rounds to tf32, with NaN fill or flushed subnormals")
@@ -112,6 +115,46 @@ def _as_tf32(source: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.where(is_nan, np.uint32(0x7FFFE000), rounded).view(np.uint8).reshape(source.shape)
 
 
+def _narrow(tmap: TensorMap, coords: Sequence[int], what: str) -> tuple[TensorMap, tuple[int, ...]]:
+    """A map of elements below a byte that are not padded, and coordinates, as those of bytes."""
+    if tmap.smem_element_bits != tmap.element_bits:
+        raise UnsupportedPTX(f"{what} through a tensor map of {tmap.dtype} elements")
+    first = coords[0] * tmap.element_bits
+    if first % (8 * BULK_ALIGNMENT_BYTES):
+        _inner_misaligned(what, coords, first)
+    return tmap.in_bytes, (first // 8, *coords[1:])
+
+
+def _load_narrow(
+    tmap: TensorMap,
+    coords: Sequence[int],
+    gmem: GlobalMemory,
+    smem: SharedMemory,
+    smem_addr: int,
+) -> int:
+    """`load_tile` of elements below a byte: packed ones as bytes; of padded ones each 16 get the
+    first 8 or 12 of 16 bytes in shared memory, and the rest is left undefined (section 5.5.1.1)."""
+    if tmap.smem_element_bits == tmap.element_bits:
+        return load_tile(*_narrow(tmap, coords, "TMA load"), gmem, smem, smem_addr)
+    packed = tmap.in_bytes
+    first = coords[0] * tmap.element_bits
+    if first % (8 * BULK_ALIGNMENT_BYTES):
+        _inner_misaligned("TMA load", coords, first)
+    _check_smem(tmap, smem, smem_addr, "TMA load")
+    place = _placed(packed, (first // 8, *coords[1:]))
+    data = place.staging(None)
+    if place.count:
+        data[place.inside] = _global_view(packed, place, gmem, "TMA load", write=False)
+    kept = 2 * tmap.element_bits
+    spread = np.full((data.size // kept, _CHUNK_BYTES), _PADDING, np.uint8)
+    spread[:, :kept] = data.reshape(-1, kept)
+    rows = replace(tmap, dtype="uint8", dims=(tmap.box[0], *tmap.dims[1:]))
+    _write_swizzled(rows, spread.reshape(-1), smem, smem_addr)
+    index = (smem_addr >> 4) + _chunks_of(rows, smem_addr)
+    smem.forget_chunk_ends(index, kept)
+    return tmap.tile_bytes
+
+
 def store_tile(
     tmap: TensorMap,
     coords: Sequence[int],
@@ -124,6 +167,8 @@ def store_tile(
     Raises `EmulatorFault` as `load_tile`, and smem_unwritten_read, global_read_only and
     tma_bad_coordinates for a negative coordinate.
     """
+    if tmap.element_bits < 8:
+        tmap, coords = _narrow(tmap, coords, "TMA store")
     place = _place(tmap, coords, smem, smem_addr, "TMA store")
     if min(coords) < 0:
         _negative("TMA store", coords)
@@ -143,6 +188,8 @@ def reduce_tile(
 ) -> int:
     """cp.reduce.async.bulk.tensor shared to global: `store_tile`, each element reduced into what
     is there. Raises `UnsupportedPTX` for an operation that the map's element type lacks."""
+    if tmap.element_bits < 8:
+        raise UnsupportedPTX(f"TMA reduction of {tmap.dtype} elements")
     place = _place(tmap, coords, smem, smem_addr, "TMA reduction")
     if min(coords) < 0:
         _negative("TMA reduction", coords)
@@ -299,12 +346,21 @@ def _place(
             coordinates=list(coords),
         )
     if coords[0] * tmap.element_bytes % 16:
-        raise EmulatorFault(
-            "tma_misaligned",
-            f"{what} at coordinates {tuple(coords)}: the innermost one is at byte"
-            f" {coords[0] * tmap.element_bytes}, which is no multiple of 16 (PTX ISA 9.1 5.5.3.1)",
-            coordinates=list(coords),
-        )
+        _inner_misaligned(what, coords, 8 * coords[0] * tmap.element_bytes)
+    _check_smem(tmap, smem, smem_addr, what)
+    return _placed(tmap, tuple(coords))
+
+
+def _inner_misaligned(what: str, coords: Sequence[int], bits: int) -> NoReturn:
+    raise EmulatorFault(
+        "tma_misaligned",
+        f"{what} at coordinates {tuple(coords)}: the innermost one is at byte"
+        f" {bits / 8:g}, which is no multiple of 16 (PTX ISA 9.1 5.5.3.1)",
+        coordinates=list(coords),
+    )
+
+
+def _check_smem(tmap: TensorMap, smem: SharedMemory, smem_addr: int, what: str) -> None:
     if smem_addr % SMEM_ALIGNMENT_BYTES:
         raise EmulatorFault(
             "tma_misaligned",
@@ -312,19 +368,25 @@ def _place(
             address=smem_addr,
         )
     smem.check_range(smem_addr, tmap.tile_bytes, what)
-    return _placed(tmap, tuple(coords))
+
+
+def _global_part(tmap: TensorMap, coords: tuple[int, ...]) -> tuple[TensorMap, tuple[int, ...]]:
+    """A map and coordinates for what is read or written in global memory."""
+    if tmap.element_bits < 8:
+        return tmap.in_bytes, (coords[0] * tmap.element_bits // 8, *coords[1:])
+    return tmap, coords
 
 
 def tile_start(tmap: TensorMap, coords: tuple[int, ...]) -> int | None:
     """Address of the tile's first byte inside the tensor, None if all of it lies outside. (The
     map's own address need not be in memory: maps of ragged tensors start far in front of it.)"""
-    place = _placed(tmap, coords)
+    place = _placed(*_global_part(tmap, coords))
     return tmap.address + place.offset if place.count else None
 
 
 def tile_cells(tmap: TensorMap, coords: tuple[int, ...]) -> NDArray[np.int64]:
     """Addresses of the 4-byte cells that a tile covers in global memory."""
-    place = _placed(tmap, coords)
+    place = _placed(*_global_part(tmap, coords))
     if not place.count:
         return np.zeros(0, np.int64)
     cells = np.arange(0, place.inside_shape[-1] - 3, 4, dtype=np.int64)

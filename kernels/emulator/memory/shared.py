@@ -133,6 +133,10 @@ class SharedMemory:
         self.views[16][index] = values.view(ELEMENT_DTYPES[16])
         self._valid_views[16][index] = _ALL_WRITTEN[16]
 
+    def forget_chunk_ends(self, index: NDArray[np.int64], kept: int) -> None:
+        """Of 16-byte chunks (address / 16) all but the first ``kept`` bytes count as unwritten."""
+        self._valid_views[16].view(np.uint8).reshape(-1, 16)[index.reshape(-1), kept:] = 0
+
     def check_range(self, addr: int, nbytes: int, what: str) -> int:
         """``addr + nbytes``; raises smem_out_of_bounds unless all of it is the CTA's own."""
         end = addr + nbytes
