@@ -1,8 +1,8 @@
 """From a few replayed work items to a whole launch.
 
 The cycles of an item are a function of its key blocks: as replayed where it was replayed, linear in
-between, and beyond the longest with the slope of the last two. The items then go to the SMs in the
-order of the grid, each to the first SM that is free (or, for a persistent kernel, round robin), so
+between, and beyond the longest with the slope of the longer half. The items then go to the SMs in
+the order of the grid, each to the first SM that is free (or, for a persistent kernel, round robin), so
 that waves, tails and the imbalance of a causal mask are what they are.
 """
 
@@ -30,19 +30,26 @@ class ItemCost:
     start: float = 0.0
 
     @property
+    def _settled(self) -> tuple[tuple[int, float], ...]:
+        """The points from half the longest item on."""
+        longest = self.points[-1][0]
+        return tuple(point for point in self.points if 2 * point[0] >= longest)
+
+    @property
     def slope(self) -> float:
         """Cycles of one more key block in steady state."""
-        if len(self.points) == 1:
-            blocks, cycles = self.points[0]
+        settled = self._settled if len(self._settled) > 1 else self.points[-2:]
+        if len(settled) == 1:
+            blocks, cycles = settled[0]
             return cycles / max(blocks, 1)
-        (n0, c0), (n1, c1) = self.points[-2:]
+        (n0, c0), (n1, c1) = settled[0], settled[-1]
         return (c1 - c0) / (n1 - n0)
 
     @property
     def overhead(self) -> float:
         """Cycles of an item that do not depend on its length, by the steady state."""
-        blocks, cycles = self.points[-1]
-        return cycles - self.slope * blocks
+        settled = self._settled
+        return sum(cycles - self.slope * blocks for blocks, cycles in settled) / len(settled)
 
     def cycles(self, blocks: int) -> float:
         points = self.points
@@ -50,7 +57,7 @@ class ItemCost:
         if at < len(points) and points[at][0] == blocks:
             return points[at][1]
         if at == len(points) or len(points) == 1:
-            return points[-1][1] + self.slope * (blocks - points[-1][0])
+            return self.overhead + self.slope * blocks
         at = max(at, 1)
         (n0, c0), (n1, c1) = points[at - 1], points[at]
         return c0 + (c1 - c0) * (blocks - n0) / (n1 - n0)

@@ -23,6 +23,9 @@ from roofline.problem import Bounds, Problem, bounds
 GAIN = 1.1  # gains are told for a unit this much faster
 # The replay is sensitive to who comes first at a pipe, so a gain is the mean of more than one.
 _TRIED = (1.1, 1.2, 1.3)
+#: So are cycles: warpgroups fall into step with one another or not. They are the mean of replays
+#: with all latencies shorter or longer by these factors.
+VARIANTS = (0.9, 0.95, 1.0, 1.05, 1.1)
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,14 @@ class Prediction:
     gains: Mapping[str, float]  # unit -> share of the time saved if it were 10 % faster
     emulated_instructions: int
     wall_seconds: float
+    clock_ghz: float
     records: Records = field(repr=False)  # of the longest probe
     spans: Sequence[Span] = field(default=(), repr=False)
 
     @property
     def sm_seconds(self) -> float:
         """Time of the SMs, launch included."""
-        clock = float(self.gpu["clock"].value) * 1e9
+        clock = self.clock_ghz * 1e9
         launch = float(self.gpu["launch_latency"].value) * 1e-6
         return self.filled.cycles / clock + launch
 
@@ -167,14 +171,23 @@ def replay(found: Sequence[Probe], hw: Hardware) -> list[Replayed]:
     for probe in found:
         for iterations, warps in zip(probe.iterations, probe.records.clusters(), strict=True):
             wanted.setdefault((iterations, probe.items if len(found) > 2 else 1), (probe, warps))
-    blocks: dict[int, Blocks] = {}
+    blocks: dict[tuple[int, float], Blocks] = {}
+    variants = {factor: hw.faster("latencies", factor) for factor in VARIANTS}
     out = []
     for key in sorted(wanted):
         probe, warps = wanted[key]
         code = probe.records.code
-        if id(code) not in blocks:
-            blocks[id(code)] = Blocks(code, hw)
-        out.append(Replayed(key[0], key[1], simulate(warps, blocks[id(code)], hw)))
+        cycles = []
+        for factor, variant in variants.items():
+            place = id(code), factor
+            if place not in blocks:
+                blocks[place] = Blocks(code, variant, hw)
+            run = simulate(warps, blocks[place], variant)
+            cycles.append(run.cycles)
+            if factor == 1.0:
+                base = run
+        base.cycles = sum(cycles) / len(cycles)
+        out.append(Replayed(key[0], key[1], base))
     return out
 
 
@@ -230,19 +243,22 @@ def predict(
     gains: bool = True,
     timeline: bool = False,
     options: Mapping[str, Any] | None = None,
+    clock_ghz: float | None = None,
 ) -> Prediction:
     """Emulates, replays and extends; see `Prediction`. RooflineError for what cannot be asked.
 
-    options: for the kernel's workload function. gains, timeline: make these too.
+    options: for the kernel's workload function. gains, timeline: make these too. clock_ghz: of the
+    SMs; None: the GPU's own.
     """
     began = time.perf_counter()
     gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
     if problem.visible is not None:
         raise RooflineError("visible: the kernels know dense and causal masks only")
-    hw = hardware(gpu)
+    clock_ghz = clock_ghz or float(gpu["clock"].value)
+    hw = hardware(gpu, clock_ghz)
     work = workload(kernel, gpu, dtype, head_dim, problem.causal, options)
     limits = bounds(problem, budget(gpu, work.tile_rows, work.tile_keys, head_dim, dtype=dtype))
-    found, replayed = _evidence(gpu, work, stand_ins(work, problem))
+    found, replayed = _evidence(gpu, work, stand_ins(work, problem), clock_ghz)
     cost = item_cost(work, replayed)
     filled = _fill(gpu, work, problem, cost, found)
     spans: Sequence[Span] = ()
@@ -260,6 +276,7 @@ def predict(
         unit_gains(found, hw) if gains else {},
         sum(_thread_instructions(p) for p in found),
         time.perf_counter() - began,
+        clock_ghz,
         found[-1].records,
         spans,
     )
@@ -307,12 +324,17 @@ def replay_file(path: str, gpu: Gpu) -> RecordsReplay:
 
 
 @lru_cache(maxsize=8)
+def _emulated(work: Workload, small: tuple[Problem, ...]) -> list[Probe]:
+    return probes(work, small)
+
+
+@lru_cache(maxsize=32)
 def _evidence(
-    gpu: Gpu, work: Workload, small: tuple[Problem, ...]
+    gpu: Gpu, work: Workload, small: tuple[Problem, ...], clock_ghz: float
 ) -> tuple[list[Probe], list[Replayed]]:
     """Probes and their replays; problems that differ in length only have the same."""
-    found = probes(work, small)
-    return found, replay(found, hardware(gpu))
+    found = _emulated(work, small)
+    return found, replay(found, hardware(gpu, clock_ghz))
 
 
 def _thread_instructions(probe: Probe) -> int:

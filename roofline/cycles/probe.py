@@ -13,7 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from kernels.emulator.records import MORE, Event, Records, RecordsError, record
+from roofline.choice import chosen_fields
 from roofline.errors import RooflineError
 from roofline.gpus import ARCH_DEFAULTS, GPU_NAMES, Gpu
 from roofline.problem import Problem
@@ -87,7 +90,10 @@ def workload(
         raise RooflineError(f"kernel {kernel!r}: cannot be imported: {error}") from None
     name = gpu.name if gpu.name in GPU_NAMES else ARCH_DEFAULTS[gpu.arch_number]
     dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(dtype, dtype)
-    first = Workload(kernel, make, name, dtype, head_dim, 1, 1, False, False, dict(options or {}))
+    asked = dict(options or {})
+    if kernel == "fa4":  # as fa4 plans it
+        asked = chosen_fields(name, head_dim, dtype=dtype, causal=causal) | asked
+    first = Workload(kernel, make, name, dtype, head_dim, 1, 1, False, False, asked)
     made = _make(first, Problem(1, 1, 1, 1, 1, causal))
     return replace(
         first,
@@ -182,7 +188,8 @@ def _by_work(records: Records, items: Sequence[int]) -> tuple[int, ...]:
     for warps in records.clusters():
         total = 0
         for warp in warps:
-            mma = warp.events[warp.events[:, 0] & ~MORE == Event.MMA]
+            kinds = warp.events[:, 0] & ~MORE
+            mma = warp.events[np.isin(kinds, (Event.MMA, Event.WGMMA, Event.WARP_MMA))]
             total += int((mma[:, 1] * mma[:, 2] * (mma[:, 3] & 0xFFFF)).sum())
         flops.append(total)
     by_flops = sorted(range(len(flops)), key=lambda i: flops[i])

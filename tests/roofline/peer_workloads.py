@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+import kernels.emulator as emulator
 from tests.peers.attention import Problem
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -23,6 +24,11 @@ ROLES = {
     13: "epilogue",
     14: "load",
     15: "empty",
+}
+HOPPER_ROLES = {
+    0: "load",
+    **dict.fromkeys(range(1, 4), "idle"),
+    **{4 * group + warp: f"softmax{group - 1}" for group in (1, 2, 3) for warp in range(4)},
 }
 
 
@@ -38,11 +44,14 @@ def flash_attention_4(
     kv_heads: int,
     causal: bool,
 ) -> dict[str, Any]:
-    """One-CTA forward: persistent when dense; one CTA an item, longest first, when causal."""
+    """One-CTA forward. Blackwell: persistent when dense; one CTA an item, longest first, when
+    causal. Hopper: one CTA an item."""
+    hopper = emulator.gpu_model(gpu).compute_capability[0] == 9
     problem = Problem(
         causal=causal,
         head_dim=head_dim,
-        seqlen_q=max(seqlen, 257),  # two query tiles in flight, as for any long sequence
+        # Two query tiles in flight on a Blackwell, as for any long sequence.
+        seqlen_q=seqlen if hopper else max(seqlen, 257),
         seqlen_k=seqlen_k,
         heads=heads,
         kv_heads=kv_heads,
@@ -61,9 +70,9 @@ def flash_attention_4(
     return {
         "fn": kernel,
         "args": (q, k, v, out, lse, head_dim**-0.5),
-        "roles": ROLES,
-        "tile_rows": 256,
-        "tile_keys": 128,
-        "persistent": not causal,
+        "roles": HOPPER_ROLES if hopper else ROLES,
+        "tile_rows": kernel.tile_m if hopper else 256,
+        "tile_keys": kernel.tile_n if hopper else 128,
+        "persistent": not causal and not hopper,
         "longest_first": causal,
     }
