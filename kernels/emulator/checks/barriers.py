@@ -16,9 +16,11 @@ from .clocks import (
     LOOSE,
     TMEM_OUT,
     TMEM_VIEW,
+    UNRELEASED,
     Bundle,
     join,
 )
+from .flags import SCOPES, WIDEST
 
 if TYPE_CHECKING:
     from ..program import Program
@@ -48,7 +50,8 @@ class BarrierHooks(ClocksOfCluster):
             return None
         init, fence = barrier.init_agent, barrier.fence_clock
         if bundle[GENERIC, init] < barrier.init_clock and (
-            fence is None or bundle[LOOSE, init] < fence  # fence.mbarrier_init, relaxed arrival
+            # Behind fence.mbarrier_init a relaxed arrival will do.
+            fence is None or bundle[UNRELEASED, init] < fence
         ):
             raise EmulatorFault(
                 "mbarrier_init_race",
@@ -72,7 +75,7 @@ class BarrierHooks(ClocksOfCluster):
         init, fence = barrier.init_agent, barrier.fence_clock
         if bundle[ASYNC, init] >= barrier.init_clock:
             return
-        if fence is not None and max(bundle[GENERIC, init], bundle[LOOSE, init]) >= fence:
+        if fence is not None and max(bundle[GENERIC, init], bundle[UNRELEASED, init]) >= fence:
             return
         raise EmulatorFault(
             "missing_mbarrier_init_fence",
@@ -102,18 +105,23 @@ class BarrierHooks(ClocksOfCluster):
                 return
         barrier.open = join(barrier.open, bundle)
 
-    def _weakened(self, warp: Warp, bundle: Bundle, order: str, remote: bool) -> Bundle:
+    def _weakened(
+        self, warp: Warp, bundle: Bundle, order: str, remote: bool, needed: int = 0
+    ) -> Bundle:
         """What an arrival with this .sem.scope publishes by the PTX text: a relaxed one what the
-        last fence covered, one to another CTA's barrier at .cta scope (the default) nothing."""
+        last fence covered whose scope is ``needed`` or wider, one to another CTA's barrier at .cta
+        scope (the default) nothing."""
         relaxed, narrow = "relaxed" in order, remote and "cluster" not in order
         if not relaxed and not narrow:
             return bundle
-        np.maximum(bundle[LOOSE], bundle[GENERIC], out=bundle[LOOSE])
+        np.maximum(bundle[UNRELEASED], bundle[GENERIC], out=bundle[UNRELEASED])
         bundle[GENERIC], bundle[ASYNC], bundle[ASYNC_GLOBAL] = 0, 0, 0
         if narrow:
             bundle[TMEM_OUT] = 0
-        elif (fenced := self._fenced.get(warp)) is not None:
-            bundle = join(bundle, fenced)
+        else:
+            for scope, fenced in self._fenced.get(warp, {}).items():
+                if scope >= needed:
+                    bundle = join(bundle, fenced)
         return bundle
 
     def mbarrier_wait(self, warp: Warp, cta: Cta, addr: int, order: str = "") -> None:
@@ -211,7 +219,7 @@ class BarrierHooks(ClocksOfCluster):
         """A relaxed arrival publishes what a fence in front of it covers, and no more."""
         bundle = self._release(warp)
         if relaxed:
-            bundle = self._weakened(warp, bundle, ".relaxed", False)
+            bundle = self._weakened(warp, bundle, ".relaxed", False, SCOPES["cluster"])
         self.cluster_open = join(self.cluster_open, bundle)
 
     def cluster_phase(self) -> None:
@@ -226,14 +234,18 @@ class BarrierHooks(ClocksOfCluster):
 
     # -- fences ----------------------------------------------------------------------------------
 
-    def fence(self, warp: Warp) -> None:
-        """fence.acq_rel or fence.sc: earlier relaxed waits acquire, later relaxed arrivals
-        release. (Its scope is not compared: no kernel seen has one that is too narrow.)"""
+    def fence(self, warp: Warp, scope: int, acquires: bool = True, releases: bool = True) -> None:
+        """fence.acq_rel and its kin: earlier relaxed reads acquire, later relaxed writes release,
+        as far as the scope reaches (`flags.SCOPES`)."""
         bundle = self.agents.fit(self._warps[warp])
-        np.maximum(bundle[GENERIC], bundle[LOOSE], out=bundle[GENERIC])
-        np.maximum(bundle[FENCED], bundle[GENERIC], out=bundle[FENCED])
-        self._fenced[warp] = bundle.copy()
-        self._fenced[warp][TMEM_VIEW] = 0
+        if acquires:
+            np.maximum(bundle[GENERIC], bundle[LOOSE], out=bundle[GENERIC])
+        if releases:
+            if scope == WIDEST:
+                np.maximum(bundle[FENCED], bundle[GENERIC], out=bundle[FENCED])
+            covered = self._fenced.setdefault(warp, {})[scope] = bundle.copy()
+            covered[TMEM_VIEW] = 0
+            self._tick(warp)
 
     def fence_proxy_async(self, warp: Warp, space: str = "") -> None:
         """space: "shared" or "global" if the fence is for one only."""

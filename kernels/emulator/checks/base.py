@@ -19,6 +19,7 @@ from .clocks import (
     LOOSE,
     TMEM_OUT,
     TMEM_VIEW,
+    UNRELEASED,
     WARP,
     Agent,
     Agents,
@@ -101,7 +102,8 @@ class ClocksOfCluster(Reports):
         self._wgmma: dict[Any, Agent] = {}
         self._parts: dict[Any, Agent] = {}  # accesses by some lanes of a warp only (isa profile)
         self._lanes: dict[int, Touched] = {}  # by agent
-        self._fenced: dict[Any, Bundle] = {}  # a warp's bundle at its last fence.acq_rel or .sc
+        # A warp's bundles at its last fence.acq_rel or .sc, by the fence's scope.
+        self._fenced: dict[Any, dict[int, Bundle]] = {}
         self._ctas: dict[int, CtaShadow] = {}
 
     def add_cta(self, cta: Cta) -> None:
@@ -128,11 +130,16 @@ class ClocksOfCluster(Reports):
         bundle[TMEM_VIEW] = 0
         if self.strict and lanes is not None and lanes != warp.alive:
             self._only_of(warp, lanes, bundle)
+        self._tick(warp)
+        return bundle
+
+    def _tick(self, warp: Warp) -> None:
+        """What the warp does from now on is behind what it did."""
         if (part := self._parts.get(warp)) is not None:
             part.clock += 1
+        agent = self._warps[warp]
         agent.clock += 1
         agent.bundle[GENERIC, agent.index] = agent.clock
-        return bundle
 
     def _only_of(self, warp: Warp, lanes: int, bundle: Bundle) -> None:
         """Takes out of the bundle what other lanes did since bar.warp.sync or a barrier: a thread's
@@ -209,7 +216,8 @@ class ClocksOfCluster(Reports):
         which tcgen05.fence builds (PTX ISA 9.1 section 9.7.16.6.4), and what a fence may add."""
         out = self.agents.zero()
         np.maximum(bundle[LOOSE], bundle[GENERIC], out=out[LOOSE, : bundle.shape[1]])
-        out[TMEM_OUT, : bundle.shape[1]] = bundle[TMEM_OUT]
+        for row in (TMEM_OUT, UNRELEASED):
+            out[row, : bundle.shape[1]] = bundle[row]
         return out
 
     def _published(self, engine: Agent) -> Bundle:

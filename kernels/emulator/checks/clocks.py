@@ -1,6 +1,6 @@
 """Vector clocks of agents: warps, and the asynchronous engines that work for them.
 
-Each agent carries a *bundle* of seven vector clocks, rows of one array:
+Each agent carries a *bundle* of eight vector clocks, rows of one array:
 
     GENERIC     what happens-before the agent's next ordinary access
     ASYNC       what also happens-before its next access through the async proxy: grows to GENERIC
@@ -10,8 +10,9 @@ Each agent carries a *bundle* of seven vector clocks, rows of one array:
     TMEM_VIEW   what happens-before its next tcgen05 operation: takes in what barriers brought at
                 tcgen05.fence::after_thread_sync (sections 9.7.16.6.2 and .3)
     ASYNC_GLOBAL  as ASYNC, for global memory: fence.proxy.async may name one state space
-    LOOSE       what synchronisation brought whose scope is too narrow, or which is relaxed (isa
-                profile): grows into GENERIC at a fence.acq_rel or fence.sc
+    LOOSE       what was released, but read by a relaxed access: grows into GENERIC at a fence
+    UNRELEASED  what would have come along, had it been released, at a scope that reaches here: for
+                messages only
     FENCED      what somebody's fence has shown to the whole GPU: grows to GENERIC at one
 
 An access by agent a at its clock c is ordered before another agent's access if the view that
@@ -27,8 +28,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-GENERIC, ASYNC, TMEM_OUT, TMEM_VIEW, LOOSE, ASYNC_GLOBAL, FENCED = range(7)
-ROWS = 7
+GENERIC, ASYNC, TMEM_OUT, TMEM_VIEW, LOOSE, ASYNC_GLOBAL, FENCED, UNRELEASED = range(8)
+ROWS = 8
 Bundle = NDArray[np.int32]
 
 WARP, TMEM_LD, TMEM_ST, TENSOR_CORE, TMA_LOAD, TMA_STORE = (

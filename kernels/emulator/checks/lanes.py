@@ -124,7 +124,7 @@ class ByLanes:
             late &= clocks > order.known[np.minimum(self.who, MANY), np.minimum(who, MANY)]
         return late if late.any() else None
 
-    def waited(self, clocks: NDArray[np.int32], tags: NDArray[np.int32]) -> NDArray[np.int32]:
+    def waited(self, clocks: NDArray[np.int64], tags: NDArray[np.int32]) -> NDArray[np.int32]:
         """Tags of the warp's cp.async: for other lanes they happened when they were waited for."""
         at = self.order.copies_waited
         return (at[np.minimum(clocks, at.size - 1)] << _SHIFT) + (tags & _WHO)

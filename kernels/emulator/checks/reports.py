@@ -16,6 +16,7 @@ from .clocks import (
     TMEM_LD,
     TMEM_ST,
     TMEM_VIEW,
+    UNRELEASED,
     WARP,
     Agent,
     Agents,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 CELL_BYTES = 4
 CP_ASYNC, ST_ASYNC, WGMMA = "cp.async", "st.async", "wgmma"  # kinds of agents
 _BEHIND = "{}, or a synchronisation of the two behind it, is missing"
-_LANES = "lanes of a warp are threads: bar.warp.sync between them is missing"
+LANES_RACE = "lanes of a warp are threads: bar.warp.sync between them is missing"
 
 
 class Reports:
@@ -64,7 +65,7 @@ class Reports:
         by, before = self._name(agent), self._name(other)
         if conflict.lanes is not None:
             by, before = (
-                f"{who}, {_lane(k)}"
+                f"{who}, {lane_name(k)}"
                 for who, k in zip((by, before), conflict.lanes[::-1], strict=True)
             )
         earlier = f"{'write' if conflict.wrote else 'read'} by {before}"
@@ -91,12 +92,12 @@ class Reports:
     ) -> tuple[str, str]:  # fmt: skip
         if conflict.lanes is not None:
             if other.kind == CP_ASYNC:
-                return "cp_async_not_waited", f"behind cp.async.wait_group, {_LANES}"
-            return f"{space}_race", _LANES
+                return "cp_async_not_waited", f"behind cp.async.wait_group, {LANES_RACE}"
+            return f"{space}_race", LANES_RACE
         known = conflict.clock <= int(bundle[GENERIC, other.index])
         if row == ASYNC and known:
             return "missing_proxy_fence", "fence.proxy.async is missing between them"
-        loose = conflict.clock <= int(bundle[LOOSE, other.index])
+        loose = conflict.clock <= max(bundle[LOOSE, other.index], bundle[UNRELEASED, other.index])
         if row == TMEM_VIEW and (known or loose) and other is not agent:
             return (
                 "missing_tcgen05_fence",
@@ -133,13 +134,13 @@ class Reports:
         return f"{space}_race", "no synchronisation orders them"
 
 
-def _lane(lane: int) -> str:
+def lane_name(lane: int) -> str:
     return f"lane {lane}" if lane < MANY else "several lanes"
 
 
-def same_word_twice(what: str, where: str, lanes: tuple[int, int]) -> str:
-    """For a store whose lanes give one word different values."""
+def same_word_twice(where: str, lanes: tuple[int, int]) -> str:
+    """For a store whose lanes give one place different values."""
     return (
-        f"lanes {lanes[0]} and {lanes[1]} store different {what} to {where} in one instruction:"
+        f"lanes {lanes[0]} and {lanes[1]} store different values to {where} in one instruction:"
         " which of them stays there is not defined"
     )

@@ -1,5 +1,8 @@
 """Who touched a memory cell last, as epochs (agent, clock): FastTrack's form, in arrays.
 
+An epoch and the segment that it was in are packed into one integer, agent first: of cells that one
+agent touched the largest is the latest.
+
 Accesses by lanes of a warp carry a tag besides (`lanes`): epochs of a warp do not tell its lanes
 apart.
 """
@@ -14,6 +17,22 @@ from numpy.typing import NDArray
 from .lanes import ByLanes, who_of
 
 Cells = slice | NDArray[np.int64]
+Packed = NDArray[np.int64]
+_PC_BITS, _CLOCK_BITS = 20, 28
+_PC, _CLOCK = (1 << _PC_BITS) - 1, (1 << _CLOCK_BITS) - 1
+_AGENT_AT = _PC_BITS + _CLOCK_BITS
+
+
+def pack(agent: int, clock: int, pc: int) -> int:
+    """Raises OverflowError where the run is longer than the fields are wide."""
+    if clock > _CLOCK or pc > _PC:
+        raise OverflowError(f"clock {clock} or segment {pc} is too large for the race detector")
+    return agent << _AGENT_AT | clock << _PC_BITS | pc
+
+
+def unpack(epoch: int) -> tuple[int, int, int]:
+    """(agent, clock, segment)"""
+    return epoch >> _AGENT_AT, epoch >> _PC_BITS & _CLOCK, epoch & _PC
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +54,10 @@ class Shadow:
     def __init__(self, cells: int) -> None:
         self.cells = cells
         self.split = 1  # parts of a cell, see `refine`
-        self._w_agent = np.zeros(cells, np.int16)
-        self._w_clock = np.zeros(cells, np.int32)
-        self._w_pc = np.zeros(cells, np.int32)
-        self._w_tag = np.zeros(cells, np.int32)
+        self._writes: Packed = np.zeros(cells, np.int64)
+        self._tags: NDArray[np.int32] | None = None  # of those writes that lanes made
         self._reads: dict[int, _Reader] = {}
-        self._atomic: tuple[NDArray[np.int16], NDArray[np.int32]] | None = None
+        self._atomic: Packed | None = None
 
     def refine(self, split: int) -> None:
         """From now on each cell is tracked in so many equal parts: an access narrower than a cell
@@ -48,15 +65,13 @@ class Shadow:
         times = split // self.split
         if times <= 1:
             return
-        self._w_agent = np.repeat(self._w_agent, times)
-        self._w_clock = np.repeat(self._w_clock, times)
-        self._w_pc = np.repeat(self._w_pc, times)
-        self._w_tag = np.repeat(self._w_tag, times)
+        self._writes = np.repeat(self._writes, times)
+        if self._tags is not None:
+            self._tags = np.repeat(self._tags, times)
         if self._atomic is not None:
-            self._atomic = (np.repeat(self._atomic[0], times), np.repeat(self._atomic[1], times))
+            self._atomic = np.repeat(self._atomic, times)
         for reader in self._reads.values():
-            reader.clocks = np.repeat(reader.clocks, times)
-            reader.pcs = np.repeat(reader.pcs, times)
+            reader.epochs = np.repeat(reader.epochs, times)
             if reader.tags is not None:
                 reader.tags = np.repeat(reader.tags, times)
             reader.low, reader.high = reader.low * times, reader.high * times
@@ -81,8 +96,7 @@ class Shadow:
             reader = self._reads[agent] = _Reader(self.cells)
         low, high = _span(cells)
         reader.low, reader.high = min(reader.low, low), max(reader.high, high)
-        reader.clocks[cells] = clock
-        reader.pcs[cells] = pc
+        reader.epochs[cells] = pack(0, clock, pc)
         if by is not None:
             if reader.tags is None:
                 reader.tags = np.zeros(self.cells, np.int32)
@@ -110,11 +124,16 @@ class Shadow:
         conflict = conflict or self._against_reads(cells, view if reads is None else reads)
         if by is not None:
             conflict = conflict or self._against_lanes_reads(cells, by)
-        self._w_tag[cells] = 0 if by is None else by.tags()
-        self._w_agent[cells] = agent
-        self._w_clock[cells] = clock
-        self._w_pc[cells] = pc
+        self._tag(cells, by)
+        self._writes[cells] = pack(agent, clock, pc)
         return conflict
+
+    def _tag(self, cells: Cells, by: ByLanes | None) -> None:
+        if self._tags is None:
+            if by is None:
+                return
+            self._tags = np.zeros(self.cells, np.int32)
+        self._tags[cells] = 0 if by is None else by.tags()
 
     def _against_reads(self, cells: Cells, view: NDArray[np.int32]) -> Conflict | None:
         low, high = _span(cells)
@@ -122,85 +141,80 @@ class Shadow:
             if reader.low >= high or reader.high <= low:
                 continue
             known = int(view[index]) if index < view.size else 0
-            clocks = reader.clocks[cells]
-            if int(clocks.max()) > known:
-                k = int((clocks > known).argmax())
+            epochs = _at(reader.epochs, cells)
+            if int(epochs.max()) >= known + 1 << _PC_BITS:
+                k = int((epochs >= known + 1 << _PC_BITS).argmax())
                 cell = cells.start + k if isinstance(cells, slice) else int(cells[k])
-                late = int(reader.clocks[cell])
-                return Conflict(cell, index, late, int(reader.pcs[cell]), False, self.split)
+                _, late, pc = unpack(int(epochs[k]))
+                return Conflict(cell, index, late, pc, False, self.split)
         return None
 
-    def atomic(
+    def strong(
         self, cells: NDArray[np.int64], view: NDArray[np.int32], agent: int, clock: int, pc: int,
-        by: ByLanes,
+        by: ByLanes, write: bool,
     ) -> Conflict | None:  # fmt: skip
-        """An atomic operation: it must be ordered behind ordinary writes and reads, not behind
-        other atomic operations (of which only the last is remembered)."""
+        """An atomic operation, or another strong access: it must be ordered behind ordinary writes
+        (and reads, if it writes), not behind other strong ones, of which only the last write is
+        remembered."""
         if self.split > 1:
             cells, by.who = np.asarray(self._parts(cells)), by.who.repeat(self.split)
         plain = ~self.atomic_cells(cells)
         conflict = None
         if plain.any():
-            conflict = self._against_writes(cells[plain], view, by.at(plain), True)
+            conflict = self._against_writes(cells[plain], view, by.at(plain), write)
+        if not write:
+            return conflict
         conflict = conflict or self._against_reads(cells, view)
         conflict = conflict or self._against_lanes_reads(cells, by)
-        self.mark_atomic(cells, agent, clock, pc)
-        self._w_tag[cells] = by.tags()
+        if self._atomic is None:
+            self._atomic = np.zeros(self.cells, np.int64)
+        self._writes[cells] = self._atomic[cells] = pack(agent, clock, pc)
+        self._tag(cells, by)
         return conflict
 
     def atomic_cells(self, cells: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which cells were last written by an atomic operation (as far as clocks tell: an ordinary
-        write of the same agent at the same clock passes for one)."""
+        """Which cells were last written by an atomic operation."""
         if self._atomic is None:
             return np.zeros(cells.size, np.bool_)
-        agents, clocks = self._atomic
-        same = (self._w_agent[cells] == agents[cells]) & (self._w_clock[cells] == clocks[cells])
-        return np.asarray(same & (agents[cells] != 0), np.bool_)
-
-    def mark_atomic(self, cells: NDArray[np.int64], agent: int, clock: int, pc: int) -> None:
-        """Records an atomic operation as the cells' last write."""
-        if self._atomic is None:
-            self._atomic = (np.zeros(self.cells, np.int16), np.zeros(self.cells, np.int32))
-        for arrays in ((self._w_agent, self._w_clock), self._atomic):
-            arrays[0][cells] = agent
-            arrays[1][cells] = clock
-        self._w_pc[cells] = pc
+        return np.asarray((self._writes[cells] == self._atomic[cells]) & (self._atomic[cells] != 0))
 
     def _against_writes(
         self, cells: Cells, view: NDArray[np.int32], by: ByLanes | None = None, write: bool = False
     ) -> Conflict | None:
-        agents = self._w_agent[cells]
-        clocks = self._w_clock[cells]
-        if agents.size == 0:
+        epochs = _at(self._writes, cells)
+        if epochs.size == 0:
             return None
-        first = int(agents[0])
-        if (agents == first).all():  # nearly always one writer: no gather
+        last = int(epochs.max())
+        first = last >> _AGENT_AT
+        if int(epochs.min()) >> _AGENT_AT == first:  # nearly always one writer
             known = int(view[first]) if first < view.size else 0
-            if int(clocks.max()) <= known:
+            if last >> _PC_BITS & _CLOCK <= known:
                 if by is not None and (first in by.agents or first == by.copies):
-                    return self._against_lanes_writes(cells, agents, by, write)
+                    return self._against_lanes_writes(cells, epochs, by, write)
                 return None
-            k = int((clocks > known).argmax())
+            late = epochs >= pack(first, known + 1, 0)
         else:
-            if int(agents.max()) >= view.size:
-                view = np.concatenate([view, np.zeros(int(agents.max()) + 1 - view.size, np.int32)])
+            agents, clocks = epochs >> _AGENT_AT, epochs >> _PC_BITS & _CLOCK
+            if first >= view.size:
+                view = np.concatenate([view, np.zeros(first + 1 - view.size, np.int32)])
             late = clocks > view[agents]
             if not late.any():
-                return None if by is None else self._against_lanes_writes(cells, agents, by, write)
-            k = int(late.argmax())
-        cell = cells.start + k if isinstance(cells, slice) else int(cells.reshape(-1)[k])
-        agent, clock = int(self._w_agent[cell]), int(self._w_clock[cell])
-        return Conflict(cell, agent, clock, int(self._w_pc[cell]), True, self.split)
+                return None if by is None else self._against_lanes_writes(cells, epochs, by, write)
+        k = int(late.argmax())
+        cell = cells.start + k if isinstance(cells, slice) else int(cells[k])
+        return Conflict(cell, *unpack(int(epochs[k])), True, self.split)
 
     def _against_lanes_writes(
-        self, cells: Cells, agents: NDArray[np.int16], by: ByLanes, write: bool
+        self, cells: Cells, epochs: Packed, by: ByLanes, write: bool
     ) -> Conflict | None:
-        """Against what other lanes of the warp wrote, its cp.async included. ``agents``: of the
+        """Against what other lanes of the warp wrote, its cp.async included. ``epochs``: of the
         cells' last writes."""
-        tags = self._w_tag[cells]
+        if self._tags is None:
+            return None
+        tags, agents = self._tags[cells], epochs >> _AGENT_AT
         copied = agents == by.copies
         if copied.any():
-            tags = np.where(copied, by.waited(self._w_clock[cells], tags), tags)
+            tags = np.where(copied, by.waited(epochs >> _PC_BITS & _CLOCK, tags), tags)
         late = by.late(tags, not write)
         if late is None:
             return None
@@ -213,8 +227,7 @@ class Shadow:
         k = int(late.argmax())
         cell = cells.start + k if isinstance(cells, slice) else int(cells[k])
         lanes = who_of(int(tags[k])), int(by.who[k])
-        clock, pc = int(self._w_clock[cell]), int(self._w_pc[cell])
-        return Conflict(cell, int(agents[k]), clock, pc, True, self.split, lanes)
+        return Conflict(cell, *unpack(int(epochs[k])), True, self.split, lanes)
 
     def _against_lanes_reads(self, cells: Cells, by: ByLanes) -> Conflict | None:
         for index in by.agents:
@@ -227,29 +240,31 @@ class Shadow:
                 k = int(late.argmax())
                 cell = cells.start + k if isinstance(cells, slice) else int(cells[k])
                 lanes = who_of(int(tags[k])), int(by.who[k])
-                clock, pc = int(reader.clocks[cell]), int(reader.pcs[cell])
+                _, clock, pc = unpack(int(reader.epochs[cell]))
                 return Conflict(cell, index, clock, pc, False, self.split, lanes)
         return None
 
     def forget(self, cells: Cells) -> None:
         """The cells start a new life (Tensor Memory allocated anew)."""
         cells = cells if self.split == 1 else self._parts(cells)
-        self._w_agent[cells] = 0
-        self._w_clock[cells] = 0
+        self._writes[cells] = 0
         for reader in self._reads.values():
-            reader.clocks[cells] = 0
+            reader.epochs[cells] = 0
 
 
 class _Reader:
     """An agent's last reads, and the range of cells that they lie in."""
 
-    __slots__ = ("clocks", "high", "low", "pcs", "tags")
+    __slots__ = ("epochs", "high", "low", "tags")
 
     def __init__(self, cells: int) -> None:
-        self.clocks = np.zeros(cells, np.int32)
-        self.pcs = np.zeros(cells, np.int32)
+        self.epochs: Packed = np.zeros(cells, np.int64)
         self.tags: NDArray[np.int32] | None = None
         self.low, self.high = cells, 0
+
+
+def _at(values: Packed, cells: Cells) -> Packed:
+    return values[cells] if isinstance(cells, slice) else values.take(cells)
 
 
 def _span(cells: Cells) -> tuple[int, int]:

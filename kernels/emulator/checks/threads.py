@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from ..findings import EmulatorFault
 from .barriers import BarrierHooks
 from .clocks import ASYNC, GENERIC, TMEM_VIEW, WARP, Agent, Bundle, join
+from .flags import Flags
 from .lanes import ATOMICS, MANY, ByLanes, collision, lanes_of, sorted_cells
 from .reports import CELL_BYTES, CP_ASYNC, ST_ASYNC, WGMMA, same_word_twice
 
 if TYPE_CHECKING:
+    from ..program import Program
     from ..state import Cta, Warp
 
 
@@ -27,6 +29,11 @@ def cells_of(addrs: NDArray[np.int64], nbytes: int, base: int) -> NDArray[np.int
 
 class ThreadHooks(BarrierHooks):
     """Accesses of shared memory by a warp's lanes."""
+
+    def __init__(self, program: Program, profile: str) -> None:
+        super().__init__(program, profile)
+        self.flags = Flags(shared=True)
+        self.flags.begin(self)
 
     def smem(
         self,
@@ -88,7 +95,7 @@ class ThreadHooks(BarrierHooks):
         """Lanes that store to one place must store one value there."""
         if (lanes := collision(addrs, data)) is not None:
             where = f"shared address {int(addrs[lanes[0]]):#x}"
-            raise EmulatorFault("smem_race", same_word_twice("values", where, lanes))
+            raise EmulatorFault("smem_race", same_word_twice(where, lanes))
 
     def _lane_agent(self, warp: Warp, agent: Agent) -> Agent:
         """Who is recorded for an access by the lanes that execute: the warp, or a second agent for
@@ -105,26 +112,35 @@ class ThreadHooks(BarrierHooks):
         self._touched(agent, lanes)
         return agent
 
-    def smem_atomic(
+    def smem_strong(
         self,
         warp: Warp,
         cta: Cta,
         addrs: NDArray[np.int64],
         nbytes: int,
-        chosen: NDArray[np.int64] | None = None,
+        write: bool,
+        order: str,
+        chosen: NDArray[Any] | None = None,
+        reads: bool = False,
     ) -> None:
-        """Atomics do not race with each other, but with everything else."""
+        """An atomic operation, or a load or store that is strong. Such do not race with each other,
+        but with everything else, and carry order. ``reads``: also what a write found there."""
+        keys = {(id(cta), address) for address in addrs.tolist()}
+        if reads or not write:
+            self.flags.acquire(warp, keys, order)
         agent, shadow = self._warps[warp], self._ctas[id(cta)]
         # Narrow operations count as if they were on the whole word.
         words = max(nbytes // CELL_BYTES, 1)
         cells = ((addrs - shadow.base) // CELL_BYTES)[:, None] + np.arange(words)
-        who = self._who(warp, words, chosen)
-        cells, who, _ = sorted_cells(cells.reshape(-1), who)
+        cells, who, _ = sorted_cells(cells.reshape(-1), self._who(warp, words, chosen))
         by = self._by(warp, agent, np.where(who == MANY, np.int32(ATOMICS), who))
         view = self.agents.fit(agent)[GENERIC]
-        conflict = shadow.smem.atomic(cells, view, agent.index, agent.clock, warp.pc, by)
+        epoch = (agent.index, agent.clock, warp.pc)
+        conflict = shadow.smem.strong(cells, view, *epoch, by, write)
         if conflict is not None:
-            raise self._fault(conflict, agent, GENERIC, True, "smem", shadow.base)
+            raise self._fault(conflict, agent, GENERIC, write, "smem", shadow.base)
+        if write:
+            self.flags.publish(warp, keys, order)
 
     def store_async(self, warp: Warp, cta: Cta, addrs: NDArray[np.int64], nbytes: int) -> Agent:
         """st.async or red.async is issued; pass the agent to `engine_arrive` at completion."""

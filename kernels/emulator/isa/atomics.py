@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks.flags import SCOPES
 from ..engines.reduction import DTYPES, reduction
 from ..findings import EmulatorFault
 from ..ptx.ast import Vec
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ..state import Cta, Warp
 
 _SEM = r"(?:\.(?:relaxed|acquire|release|acq_rel))?(?:\.(?:cta|cluster|gpu|sys))?"
+_ORDERS = ("acquire", "release", "acq_rel")
 _SPACE = r"(?:\.(?P<space>global|shared(?:::cta|::cluster)?))?"
 _TYPE = r"(?P<type>[busf](?:8|16|32|64|128)|bf16|f16x2|bf16x2)"
 
@@ -46,7 +48,7 @@ def atomic(b: Binding) -> Handler:
     space = b.match["space"] or ""
     apply = _update(op, kind, space)
     total = count * nbytes
-    order = "".join(f".{m}" for m in b.ins.mods if m in ("acquire", "release", "acq_rel"))
+    order = "".join(f".{m}" for m in b.ins.mods if m in _ORDERS or m in SCOPES)
 
     def run(w: Warp, mask: int) -> None:
         lanes = LANES[mask]
@@ -55,7 +57,7 @@ def atomic(b: Binding) -> Handler:
         old = np.empty((lanes.size, total), np.uint8)
         for shared, own, chosen in _places(w, space, addrs):
             given = [v[chosen] for v in values]
-            old[chosen] = _apply(w, shared, own, chosen, given, apply, total, order)
+            old[chosen] = _apply(w, shared, own, chosen, given, apply, total, order, returns)
         for k, write in enumerate(writers):
             write(w, mask, old[:, k * nbytes : (k + 1) * nbytes])
         w.cta.machine.events += 1
@@ -152,14 +154,15 @@ def _apply(
     apply: Any,
     nbytes: int,
     order: str,
+    returns: bool,
 ) -> NDArray[np.uint8]:
     """Performs the operation in one memory; returns the old bytes. ``chosen``: which of the
     executing lanes the addresses are of."""
     memory = w.cta.gmem if shared is None else shared.smem
     if (race := w.cta.machine.race) is not None and shared is not None:
-        race.smem_atomic(w, shared, addrs, nbytes, chosen)
+        race.smem_strong(w, shared, addrs, nbytes, True, order, chosen, reads=returns)
     if shared is None and w.cta.machine.globals is not None:
-        w.cta.machine.globals.atomic(w, addrs, nbytes, order)
+        w.cta.machine.globals.atomic(w, addrs, nbytes, order, chosen, returns)
     if np.unique(addrs).size == addrs.size:
         old = memory.load(addrs, nbytes)
         memory.store(addrs, apply(old, operands))

@@ -71,7 +71,10 @@ def cp_async(b: Binding) -> Handler:
         clock = 0
         if machine.race is not None:
             clock = machine.race.cp_async(w, addrs, nbytes)
-        effect = partial(_copy, w, addrs, from_, taken(w)[lanes], nbytes)
+        amount = taken(w)[lanes]
+        if machine.globals is not None and (whole := amount == nbytes).any():
+            machine.globals.access(w, from_[whole], nbytes, False, chosen=whole)
+        effect = partial(_copy, w, addrs, from_, amount, nbytes)
         op = AsyncOp("cp.async", w, w.pc, effect)
         w.copies.open.append(Copy(op, clock, mask))
         machine.asyncs.issue(("cp.async", w), op)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks.flags import SCOPES
 from ..memory.local import LOCAL_GENERIC_BASE
 from ..memory.shared import ELEMENT_DTYPES
 from ..ptx.ast import Imm, Reg, Vec
@@ -40,13 +42,17 @@ def _pattern(op: str, more: str = "") -> str:
 
 
 def load_shared(
-    w: Warp, addrs: NDArray[np.int64], nbytes: int, among: NDArray[np.bool_] | None = None
+    w: Warp,
+    addrs: NDArray[np.int64],
+    nbytes: int,
+    among: NDArray[np.bool_] | None = None,
+    order: str = "",
 ) -> NDArray[np.uint8]:
     """Bytes at each lane's shared address, in the CTA's own window or in a peer's. ``among``: which
-    of the executing lanes these are, where it is not all."""
+    of the executing lanes these are, where it is not all; ``order``: of a strong access."""
     out = np.empty((addrs.size, nbytes), np.uint8)
     for cta, lanes, own in by_cta(w, addrs):
-        _check_race(w, cta, own, nbytes, chosen=_within(among, lanes))
+        _check_race(w, cta, own, nbytes, chosen=_within(among, lanes), order=order)
         if lanes is None:
             return cta.smem.load(own, nbytes)
         out[lanes] = cta.smem.load(own, nbytes)
@@ -60,11 +66,17 @@ def _check_race(
     nbytes: int,
     data: NDArray[np.uint8] | None = None,
     chosen: NDArray[np.bool_] | None = None,
+    order: str = "",
 ) -> None:
-    """``data``: of a store; ``chosen``: of the executing lanes, where it is not the lowest ones."""
+    """``data``: of a store; ``chosen``: of the executing lanes, where it is not the lowest ones;
+    ``order``: of a strong access."""
     if (race := w.cta.machine.race) is not None:
+        write = data is not None
         try:
-            race.smem(w, cta, own, nbytes, data is not None, data, chosen)
+            if order:
+                race.smem_strong(w, cta, own, nbytes, write, order, chosen)
+            else:
+                race.smem(w, cta, own, nbytes, write, data, chosen)
         except IndexError:  # out of bounds: the access itself says so in full
             pass
 
@@ -85,11 +97,12 @@ def store_shared(
     addrs: NDArray[np.int64],
     data: NDArray[np.uint8],
     among: NDArray[np.bool_] | None = None,
+    order: str = "",
 ) -> None:
     for cta, lanes, own in by_cta(w, addrs):
         given = data if lanes is None else data[lanes]
         cta.smem.store(own, given)  # which checks the addresses
-        _check_race(w, cta, own, given.shape[1], given, _within(among, lanes))
+        _check_race(w, cta, own, given.shape[1], given, _within(among, lanes), order)
 
 
 def is_shared(addrs: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -152,13 +165,13 @@ def store_global(w: Warp, addrs: NDArray[np.int64], data: NDArray[np.uint8]) -> 
 
 
 def accessors(space: str):  # type: ignore[no-untyped-def]
-    """(load, store) of a state space: ``global``, ``const``, ``shared...``, ``local`` or, if empty,
+    """(load, store) of a state space: ``global``, ``const``, ``param``, ``shared...``, ``local`` or, if empty,
     generic."""
     if space.startswith("shared"):
         return load_shared, store_shared
     if space == "local":
         return load_local, store_local
-    if space in ("global", "const"):
+    if space in ("global", "const", "param"):
         return load_global, store_global
     return load_generic, store_generic
 
@@ -178,24 +191,36 @@ def by_cta(
         yield (cta, None, own) if lanes.all() else (cta, lanes, own[lanes])
 
 
+def order_of(b: Binding) -> str:
+    """How strong the access is, and how far it reaches: ".release.gpu"; nothing for a weak one."""
+    if not any(m in _STRONG for m in b.ins.mods):
+        return ""
+    return "".join(f".{m}" for m in b.ins.mods if m in _STRONG or m in SCOPES)
+
+
 def note_global(b: Binding, write: bool):  # type: ignore[no-untyped-def]
-    """f(warp, addresses, bytes) that tells the race detector of accesses to global memory; None for
-    another state space."""
+    """f(warp, addresses, bytes, data of a store) that tells the race detector of accesses to global
+    memory; None for another state space."""
     space = b.match["space"] or ""
     if space not in ("global", ""):
         return None
-    order = "".join(f".{m}" for m in b.ins.mods if m in _STRONG)
+    order = order_of(b)
 
-    def note(w: Warp, addrs: NDArray[np.int64], nbytes: int) -> None:
-        if not space:
-            addrs = addrs[addrs < LOCAL_GENERIC_BASE]
+    def note(
+        w: Warp, addrs: NDArray[np.int64], nbytes: int, data: NDArray[np.uint8] | None = None
+    ) -> None:
+        chosen = None
+        if not space and (addrs >= LOCAL_GENERIC_BASE).any():
+            chosen = addrs < LOCAL_GENERIC_BASE
+            addrs = addrs[chosen]
+            data = None if data is None else data[chosen]
         if (races := w.cta.machine.globals) is not None:
-            races.access(w, addrs, nbytes, write, order)
+            races.access(w, addrs, nbytes, write, order, data, chosen)
 
     return note
 
 
-@machine(_pattern("ld", "|const"))
+@machine(_pattern("ld", "|const|param"))
 def load(b: Binding) -> Handler:
     count, nbytes, kind = _shape(b)
     target, source = b.ins.operands[:2]
@@ -204,6 +229,8 @@ def load(b: Binding) -> Handler:
         raise b.unsupported(f"{len(items)} destinations for a vector of {count}")
     address = b.addresses(source)
     fetch, _ = accessors(b.match["space"] or "")
+    if fetch is load_shared and (order := order_of(b)):
+        fetch = partial(load_shared, order=order)
     writers = [element_writer(b, item, nbytes, kind) for item in items]
     total = count * nbytes
 
@@ -263,6 +290,8 @@ def store(b: Binding) -> Handler:
         raise b.unsupported(f"{len(items)} sources for a vector of {count}")
     address = b.addresses(target)
     _, put = accessors(b.match["space"] or "")
+    if put is store_shared and (order := order_of(b)):
+        put = partial(store_shared, order=order)
     readers = [element_reader(b, item, nbytes) for item in items]
     plain = nbytes == 4 and all(isinstance(i, Reg) and i.kind == "b32" for i in items)
     rows = b.vector_rows(source) if plain else None
@@ -280,7 +309,7 @@ def store(b: Binding) -> Handler:
             addrs, values = addrs[lanes], values[lanes]
         data = np.ascontiguousarray(values).view(np.uint8)
         if note is not None and w.cta.machine.globals is not None:
-            note(w, addrs, data.shape[1])
+            note(w, addrs, data.shape[1], data)
         put(w, addrs, data)
         w.cta.machine.events += 1
 

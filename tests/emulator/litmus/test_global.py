@@ -73,7 +73,7 @@ WITHIN = [
         "a relaxed flag needs a fence in front", "sync_scope_too_narrow",
         {0: f"{PUT}\nbar.warp.sync -1;\nfence.acq_rel.gpu; //right\n{raise_flag('.relaxed.gpu')}",
          1: f"{see_flag('.acquire.gpu')}\n{GET}"},
-        expect={1: lane_plus(100)}, profiles=("isa",),
+        expect={1: lane_plus(100)},
     ),
     Litmus(
         "a relaxed look needs a fence behind", "sync_scope_too_narrow",
@@ -137,11 +137,11 @@ BETWEEN = [
         expect={0: 0xEEEEEEF0}, grid=2, threads=32,
     ),
     Litmus(
-        "a relaxed flag between CTAs needs its fences", ("global_race", "sync_scope_too_narrow"),
+        "a relaxed flag between CTAs needs its fences", "sync_scope_too_narrow",
         {0: SECOND.format(
             f"{PUT}\nbar.warp.sync -1;\nfence.acq_rel.gpu; //right\n{raise_flag('.relaxed.gpu')}",
             f"{see_flag('.acquire.gpu')}\n{GET}")},
-        expect={0: lane_plus(100), 1: lane_plus(100)}, grid=2, threads=32, profiles=("isa",),
+        expect={0: lane_plus(100), 1: lane_plus(100)}, grid=2, threads=32,
     ),
     Litmus(
         "a copy out, then a flag, then another CTA's load", "global_race",

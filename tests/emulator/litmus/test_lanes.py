@@ -12,21 +12,22 @@ NEXT = "xor.b32 %r6, %r3, 4;"  # the neighbour's word
 PUT = f"{PLACE}\nadd.u32 %r2, %lane, 100;\nst.shared.b32 [%r3+{AT}], %r2;"
 GET = f"{NEXT}\nld.shared.b32 %r5, [%r6+{AT}];\n{store('%r5')}"
 SYNC = "bar.warp.sync -1;"
-SWAPPED = lambda lane: (lane ^ 1) + 100  # noqa: E731
-GLOBAL_NEXT = "xor.b64 %rd3, %out, 4;"
-GLOBAL_PUT = "add.u32 %r2, %lane, 100;\nst.global.b32 [%out], %r2;"
-GLOBAL_GET = f"{GLOBAL_NEXT}\nld.global.b32 %r5, [%rd3];"
-KEEP = f"bar.warp.sync -1;\n{store('%r5')}"
+
+
+def swapped(lane):
+    return (lane ^ 1) + 100
+
+
 
 SHARED = [
     Litmus(
         "a neighbour's word, behind bar.warp.sync", "smem_race",
-        {0: f"{PUT}\n{SYNC} //right\n{GET}"}, expect={0: SWAPPED},
+        {0: f"{PUT}\n{SYNC} //right\n{GET}"}, expect={0: swapped},
     ),
     Litmus(
         "read before the neighbour overwrites it", "smem_race",
         {0: f"{PUT}\n{SYNC}\n{GET}\n{SYNC} //right\nst.shared.b32 [%r3+{AT}], %lane;"},
-        expect={0: SWAPPED},
+        expect={0: swapped},
     ),
     Litmus(
         "one word, two writers", "smem_race",
@@ -36,20 +37,20 @@ SHARED = [
     ),
     Litmus(
         "any barrier of the warp's will do", "smem_race",
-        {0: f"{PUT}\nbar.sync 1, 32; //right\n{GET}"}, expect={0: SWAPPED},
+        {0: f"{PUT}\nbar.sync 1, 32; //right\n{GET}"}, expect={0: swapped},
     ),
     Litmus(
         "an mbarrier that all arrived at, too", "smem_race",
         {0: f"{PUT}\nmbarrier.arrive.shared::cta.b64 _, [smem];\n{wait(0, 0, '//right')}\n{GET}\n"
             f"{wait(0, 0)}"},
-        setup=init(0, count=32), expect={0: SWAPPED},
+        setup=init(0, count=32), expect={0: swapped},
     ),
     Litmus(
         "who waits is who may read", "smem_race",
         {0: f"{PUT}\nmbarrier.arrive.shared::cta.b64 _, [smem];\n"
             "@!%lead bra WAITED; //wrong\n"
             f"{wait(0, 0)}\nWAITED:\n{GET}"},
-        setup=init(0, count=32), expect={0: SWAPPED},
+        setup=init(0, count=32), expect={0: swapped},
     ),
     Litmus(
         "a tree in shared memory meets in every round", "smem_race",
@@ -71,12 +72,12 @@ SHARED = [
     Litmus(
         "a shuffle promises no order of memory", "smem_race",
         {0: f"{PUT}\n{SYNC} //right\nshfl.sync.bfly.b32 %r7, %lane, 1, 31, -1;\n{GET}"},
-        expect={0: SWAPPED}, profiles=("isa",),
+        expect={0: swapped}, profiles=("isa",),
     ),
     Litmus(
         "nor does a vote", "smem_race",
         {0: f"{PUT}\n{SYNC} //right\nvote.sync.ballot.b32 %r7, %lead, -1;\n{GET}"},
-        expect={0: SWAPPED}, profiles=("isa",),
+        expect={0: swapped}, profiles=("isa",),
     ),
     Litmus(
         "nor does ldmatrix", "smem_race",
