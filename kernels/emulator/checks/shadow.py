@@ -97,6 +97,7 @@ class Shadow:
         low, high = _span(cells)
         reader.low, reader.high = min(reader.low, low), max(reader.high, high)
         reader.epochs[cells] = pack(0, clock, pc)
+        reader.latest = max(reader.latest, clock)
         if by is not None:
             if reader.tags is None:
                 reader.tags = np.zeros(self.cells, np.int32)
@@ -141,6 +142,8 @@ class Shadow:
             if reader.low >= high or reader.high <= low:
                 continue
             known = int(view[index]) if index < view.size else 0
+            if reader.latest <= known:
+                continue
             epochs = _at(reader.epochs, cells)
             if int(epochs.max()) >= known + 1 << _PC_BITS:
                 k = int((epochs >= known + 1 << _PC_BITS).argmax())
@@ -255,12 +258,13 @@ class Shadow:
 class _Reader:
     """An agent's last reads, and the range of cells that they lie in."""
 
-    __slots__ = ("epochs", "high", "low", "tags")
+    __slots__ = ("epochs", "high", "latest", "low", "tags")
 
     def __init__(self, cells: int) -> None:
         self.epochs: Packed = np.zeros(cells, np.int64)
         self.tags: NDArray[np.int32] | None = None
         self.low, self.high = cells, 0
+        self.latest = 0  # clock
 
 
 def _at(values: Packed, cells: Cells) -> Packed:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,13 @@ from .clocks import (
 
 if TYPE_CHECKING:
     from ..state import Cta, Warp
+
+
+@lru_cache(maxsize=4096)
+def tmem_cells(column: int, columns: int, quads: tuple[int, ...]) -> NDArray[np.int64]:
+    """The cells of these columns in the lanes of some quads, in order."""
+    first = np.array(sorted(quads), np.int64)[:, None] * COLUMNS + column
+    return (first + np.arange(columns)).reshape(-1)
 
 
 class TensorCoreHooks(BarrierHooks):
@@ -104,14 +112,10 @@ class TensorCoreHooks(BarrierHooks):
             at = cells - (shadow.base >> 2)
             self._access(shadow.smem, at, core, ASYNC, False, pc, "smem", shadow.base)
         for column, columns in tmem_reads:
-            for quad in quads:
-                first = quad * COLUMNS + column
-                cells_ = slice(first, first + columns)
-                self._access(shadow.tmem, cells_, core, self.tmem_row, False, pc, "tmem", 0)
-        for quad in quads:
-            first = quad * COLUMNS + d[0]
-            cells_ = slice(first, first + d[1])
-            self._access(shadow.tmem, cells_, core, self.tmem_row, True, pc, "tmem", 0)
+            at = tmem_cells(column, columns, quads)
+            self._access(shadow.tmem, at, core, self.tmem_row, False, pc, "tmem", 0)
+        at = tmem_cells(*d, quads)
+        self._access(shadow.tmem, at, core, self.tmem_row, True, pc, "tmem", 0)
 
     def commit(self, warp: Warp, cta: Cta, addr: int) -> Bundle:
         """tcgen05.commit is issued: the bundle that its arrival will publish (`bundle_arrive`)."""
