@@ -35,7 +35,8 @@ _PIECE = 1 << 18  # multiplications that OpenBLAS does on one thread
 
 @dataclass(frozen=True)
 class Form:
-    """What the opcode says. block: elements of K that share a scale factor, 0 for none."""
+    """What the opcode says. block: elements of K that share a scale factor, 0 for none; with a
+    sparse A they are twice as many as without."""
 
     kind: str
     ctas: int
@@ -95,7 +96,7 @@ def _check_scales(form: Form, inst: InstrDescriptor, idesc: int) -> None:
     blocks = depth(inst) // form.block
     steps = {1: (0, 1, 2, 3), 2: (0, 2), 3: (0, 1, 2, 3), 4: (0,), 6: (0, 2)}[blocks]
     rule = None
-    if inst.scale_dtype == "ue4m3" and form.block != 16:
+    if inst.scale_dtype == "ue4m3" and form.block != (32 if form.sparse else 16):
         rule = "scale factors of ue4m3 (bit 23) need blocks of 16"
     for name, byte in (("A", inst.scale_a_byte), ("B", inst.scale_b_byte)):
         if byte not in steps:

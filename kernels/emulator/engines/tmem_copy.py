@@ -80,7 +80,7 @@ def copy(
     tmem.check_columns(column, form.columns, f"{_WHAT} writing Tensor Memory")
     chunks = operand_chunks(descriptor, form.rows, False, 1, form.row_bytes)
     kept = 16 if packing is None else _DATA_BYTES[packing]
-    raw = raw_chunks(smem, chunks, f"{_WHAT} reading shared memory", kept).view(np.uint8)
+    raw = raw_chunks(smem, chunks, f"{_WHAT} reading its source", kept).view(np.uint8)
     words = np.ascontiguousarray(unpacked(raw, packing)).view(np.uint32)
     cells = tmem.data[column : column + form.columns]
     masks = np.zeros(LANES // WARP_LANES, np.uint32)

@@ -13,6 +13,7 @@ from ..engines import forms, tensorcore, tmem_copy
 from ..engines.descriptors import BLOCK_SCALED, InstrDescriptor
 from ..engines.formats import ELEMENT_BYTES
 from ..engines.operands import K_BYTES, operand_chunks
+from ..memory.tensor import COLUMNS
 from ..ptx.ast import Imm, Mem, Vec
 from ..schedule import AsyncOp
 from .pair import group_of
@@ -94,9 +95,7 @@ def _note_mma(
         cells.append(("A", operand_cells(a, rows_a, inst.a_mn_major, nbytes)))
     reads = [(a & 0xFFFF, 8)] if a_in_tmem else []
     columns = inst.n // 2 if len(ctas) == 2 and inst.m == 128 else inst.n
-    race = w.cta.machine.race
-    assert race is not None
-    race.mma(w, ctas, cells, reads, (d & 0xFFFF, columns), _QUADS)
+    _note(w, ctas, cells, reads, (d & 0xFFFF, columns))
 
 
 @lru_cache(maxsize=4096)
@@ -130,19 +129,18 @@ def mma_scaled(b: Binding) -> Handler:
 
 
 def _block(b: Binding, kind: str, vectors: str | None, block: str | None, sparse: bool) -> int:
-    """Elements of K that share a scale factor (table 56)."""
-    known = {"mxf8f6f4": (32,), "mxf4": (32,), "mxf4nvf4": (16, 32)}[kind]
+    """Elements of K that share a scale factor (table 56). A sparse A has as many factors for a K
+    of twice the length."""
+    known = {"mxf8f6f4": {1: 32}, "mxf4": {2: 32}, "mxf4nvf4": {2: 32, 4: 16}}[kind]
     if block is None and vectors is None:
         if kind == "mxf4nvf4":
             raise b.unsupported(".kind::mxf4nvf4 needs .scale_vec or .block")
-        return 32
-    depth = (32 if kind == "mxf8f6f4" else 64) * (2 if sparse else 1)
-    if vectors is not None and sparse:
-        raise b.unsupported(".scale_vec of sparse MMAs; .block16 and .block32 are modelled")
-    elements = int(block) if block is not None else depth // int(vectors or 0)
-    if elements not in known:
-        raise b.unsupported(f".kind::{kind} has scale factors of {known} elements")
-    return elements
+        elements = 32
+    else:
+        elements = int(block) if block is not None else known.get(int(vectors or 0), 0)
+    if elements not in known.values():
+        raise b.unsupported(f".kind::{kind} has scale factors of {[*known.values()]} elements")
+    return elements * (2 if sparse else 1)
 
 
 @machine(rf"tcgen05\.mma\.cta_group::([12])\.kind::i8{_COLLECTOR}")
@@ -256,9 +254,23 @@ def _note_form(w: Warp, ctas: tuple[Cta, ...], form: forms.Form, ops: forms.Oper
     if inst.sparse:
         reads.append(forms.metadata(form, inst, ops).columns)
     columns = forms.parts(form, inst, ops.d, "D")[0].count
-    race = w.cta.machine.race
+    _note(w, ctas, cells, reads, (ops.d & 0xFFFF, columns))
+
+
+def _note(
+    w: Warp,
+    ctas: tuple[Cta, ...],
+    cells: list[tuple[str, NDArray[np.int64]]],
+    reads: list[Span],
+    written: Span,
+) -> None:
+    """Tells the race detector; not of what lies outside, where the operation itself will fault."""
+    race, smem = w.cta.machine.race, w.cta.smem
     assert race is not None
-    race.mma(w, ctas, cells, reads, (ops.d & 0xFFFF, columns), _QUADS)
+    low, high = smem.base >> 2, smem.end >> 2
+    there = all(at[0] >= low and at[-1] < high for _, at in cells)
+    if there and all(first + count <= COLUMNS for first, count in [*reads, written]):
+        race.mma(w, ctas, cells, reads, written, _QUADS)
 
 
 # -- tcgen05.cp -----------------------------------------------------------------------------------
@@ -283,7 +295,7 @@ def cp(b: Binding) -> Handler:
             if machine.race is not None:
                 cells = operand_cells(descriptor, form.rows, False, 1, form.row_bytes)
                 written = (taddr & 0xFFFF, form.columns)
-                machine.race.mma(w, ctas, [("source", cells)], [], written, _QUADS)
+                _note(w, ctas, [("source", cells)], [], written)
             _start(w, "tcgen05.cp", partial(_copy, form, packing, ctas, taddr, descriptor))
         machine.events += 1
 
