@@ -303,8 +303,9 @@ def _supports(args: argparse.Namespace) -> int:
 def _add_plan(commands: Any) -> None:
     parser = commands.add_parser(
         "plan",
-        help="the kernel's SMEM, TMEM, roles and registers",
-        description="Print the plan of the forward kernel, without compiling it.",
+        help="the kernel's tile, SMEM, TMEM, roles and registers, and why",
+        description="Print the plan of the forward kernel, and why it is that one, without "
+        "compiling it.",
     )
     _add_gpu(parser, "(b200)", type=_gpu, default="b200")
     add = parser.add_argument
@@ -317,14 +318,12 @@ def _add_plan(commands: Any) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    plan = KernelPlan.forward(
-        gpu=args.gpu,
-        dtype=dtype_name(args.dtype),
-        head_dim=args.head_dim,
-        causal=args.causal,
-        **_plan_fields(args),
+    from fa4.plan import explain
+
+    found = explain(
+        args.gpu, dtype_name(args.dtype), args.head_dim, args.causal, _plan_fields(args)
     )
-    print(_json(plan.to_dict()) if args.json else plan)
+    print(_json(found.to_dict()) if args.json else found)
     return 0
 
 

@@ -20,6 +20,8 @@ SMEM_RESERVE_BYTES = 3 * 1024
 #: Registers of a thread beside its row of scores: addresses, constants, P being packed. With it a
 #: row of 128 scores takes the 192 registers that FlashAttention-4 gives its softmax warps.
 SOFTMAX_EXTRA_REGISTERS = 64
+#: Scores of a row that a softmax thread holds; a longer row is read from TMEM in parts, twice.
+ROW_REGISTERS = 128
 #: Threads of correction, MMA, load and store warps take 128 of the 512 registers that a column of
 #: four warps shares: 80 and 48, FlashAttention-4's split for head_dim 128.
 OTHER_REGISTERS = 128
@@ -80,10 +82,11 @@ def _blackwell_forward(gpu: Gpu, d: int, dv: int, dtype: str) -> Iterator[Candid
                 tile = Tile.of(gpu, q_stages * rows, n, d, dv, ctas=ctas, dtype=dtype)
                 # A second score tile lets the next S = Q K^T run while the softmax has this one.
                 for s_stages in (1, 2):
-                    yield _blackwell_candidate(tile, q_stages, s_stages)
+                    yield blackwell_candidate(tile, q_stages, s_stages)
 
 
-def _blackwell_candidate(tile: Tile, q_stages: int, s_stages: int) -> Candidate:
+def blackwell_candidate(tile: Tile, q_stages: int, s_stages: int) -> Candidate:
+    """A forward tile with its stages on a GPU with TMEM, and what it needs."""
     rows = tile.tile_m // q_stages
     columns = (
         q_stages
@@ -93,8 +96,7 @@ def _blackwell_candidate(tile: Tile, q_stages: int, s_stages: int) -> Candidate:
     smem, kv_stages = _smem(tile)
     there = min(LARGEST_SOFTMAX_REGISTERS, (REGISTER_COLUMN - OTHER_REGISTERS) // q_stages)
     there -= there % 8
-    # Beyond 128 columns a row is read from TMEM in parts, twice: for its maximum and for exp2.
-    registers = min(tile.tile_n, 128) + SOFTMAX_EXTRA_REGISTERS
+    registers = min(tile.tile_n, ROW_REGISTERS) + SOFTMAX_EXTRA_REGISTERS
     needs = [
         _smem_need(tile, smem),
         Excess("TMEM", columns, int(tile.gpu["tmem_columns"].value), "columns"),

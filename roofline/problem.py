@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -22,6 +23,9 @@ MAX_SEQLEN = 1 << 31
 #: Work items beyond which the schedule is bounded and not simulated: so many fill every SM so often
 #: that the last round hardly counts.
 MAX_SIMULATED_ITEMS = 4096
+#: The published benchmarks (arXiv 2603.05451, section 5): tokens, hidden size, and the length of
+#: sequences that stands for the others.
+TOKENS, HIDDEN, SEQLEN = 32768, 2048, 8192
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,18 @@ class Problem:
         pairs = (first + last) * (last - first + 1) // 2
         return Fraction(pairs, self.seqlen * self.seqlen_k)
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "batch": self.batch,
+            "seqlen": self.seqlen,
+            "seqlen_k": self.seqlen_k,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "causal": self.causal,
+            "visible_share": round(float(self.visible_share), 6),
+        }
+
     def keys_seen(self, row: int) -> int:
         """Keys that query ``row`` sees, the diagonal included."""
         if not self.causal:
@@ -81,6 +97,12 @@ class Problem:
         per_pair = 2 * (d + dv) if tile.direction == "forward" else 2 * (3 * d + 2 * dv)
         pairs = self.seqlen * self.seqlen_k * self.visible_share
         return Fraction(per_pair * pairs * self.heads * self.batch)
+
+
+def published_problem(head_dim: int, seqlen: int = SEQLEN, causal: bool = False) -> Problem:
+    """32k tokens and a hidden size of 2048, as the published benchmarks have."""
+    heads = max(1, HIDDEN // head_dim)
+    return Problem(max(1, TOKENS // seqlen), seqlen, seqlen, heads, heads, causal)
 
 
 def visible_share(value: float) -> Fraction:
@@ -163,14 +185,7 @@ class Bounds:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: bytes as integers, times in microseconds."""
         p = self.problem
-        return {
-            "batch": p.batch,
-            "seqlen": p.seqlen,
-            "seqlen_k": p.seqlen_k,
-            "heads": p.heads,
-            "kv_heads": p.kv_heads,
-            "causal": p.causal,
-            "visible_share": round(float(p.visible_share), 6),
+        return p.to_dict() | {
             "flops": int(p.flops(self.budget.tile)),
             "tiles": self.tiles,
             "occupancy": round(self.occupancy, 4),
@@ -293,4 +308,18 @@ def makespan(work: Counter[int], slots: int) -> int:
     for length in sorted(work, reverse=True):
         for _ in range(work[length]):
             heapq.heapreplace(ends, ends[0] + length)
+    return max(ends)
+
+
+def item_lengths(problem: Problem, rows: int, keys: int) -> list[int]:
+    """KV iterations of the work items of one head, in the order of their query rows."""
+    lasts = (min(first + rows, problem.seqlen) - 1 for first in range(0, problem.seqlen, rows))
+    return [ceil_div(problem.keys_seen(last), keys) for last in lasts]
+
+
+def makespan_in_order(lengths: Sequence[float], slots: int) -> float:
+    """When the last of ``slots`` is done if each takes the next item as soon as it is free."""
+    ends = [0.0] * slots
+    for length in lengths:
+        heapq.heapreplace(ends, ends[0] + length)
     return max(ends)

@@ -17,12 +17,11 @@ from roofline.cycles.hardware import latencies
 from roofline.cycles.predict import Prediction, predict
 from roofline.errors import RooflineError
 from roofline.gpus import Gpu, find_gpu
-from roofline.problem import Problem
+from roofline.problem import Problem, published_problem
 from roofline.tiles import Ranking, rank
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 SHARES = (0.0, 0.125, 0.25, 0.375, 0.5)
-TOKENS, HIDDEN = 32768, 2048  # of the published benchmarks
 #: Published forward speeds of FlashAttention-4, TFLOP/s by seqlen (arXiv 2603.05451, figure 4).
 PUBLISHED = {
     ("b200", 128, False): dict(zip(LENGTHS, (1355, 1468, 1532, 1579, 1601, 1613), strict=True)),
@@ -71,12 +70,6 @@ class Report:
             "of_model": round(self.detail.seconds / seconds, 4),
             "verdict": verdict(self.detail, self.measured_ms),
         }
-
-
-def published_problem(head_dim: int, seqlen: int, causal: bool) -> Problem:
-    """32k tokens and a hidden size of 2048, as the published benchmarks have."""
-    heads = max(1, HIDDEN // head_dim)
-    return Problem(max(1, TOKENS // seqlen), seqlen, seqlen, heads, heads, causal)
 
 
 def make(

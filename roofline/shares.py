@@ -69,7 +69,7 @@ def choose(gpu: Gpu, head_dim: int, head_dim_v: int, dtype: str, *, replay: bool
 
 def _replayed(gpu: Gpu, head_dim: int) -> tuple[Any, Any]:
     from roofline.cycles.predict import predict
-    from roofline.report import published_problem
+    from roofline.problem import published_problem
 
     problem = published_problem(head_dim, SEQLEN, causal=False)
     seconds = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from roofline.terms import Term, whole_cycles
@@ -228,6 +228,16 @@ def tiles_text(ranking: Ranking, top: int) -> str:
         "regs a softmax thread; exp2: emulated share; cycles of a KV iteration."
     )
     return "\n\n".join([head, text, "\n".join(reasons), textwrap.fill(tail, 100)])
+
+
+def reasons_text(reasons: Mapping[str, str]) -> str:
+    """A sentence by decision, wrapped, its lines under each other."""
+    width = max(map(len, reasons))
+    lines = []
+    for name, reason in reasons.items():
+        head, indent = f"  {name.ljust(width)}  ", " " * (width + 4)
+        lines.append(textwrap.fill(reason, 100, initial_indent=head, subsequent_indent=indent))
+    return "\n".join(lines)
 
 
 def _tile_name(p: Priced) -> str:

@@ -1,17 +1,16 @@
 """Which tile: every candidate priced for a problem, ranked, the winner and the losers explained.
 
-The time of one KV iteration of a CTA is the longest of
+An iteration of a CTA takes about as long as the longest of
 
     mma    the tile's MMAs one after another at their measured intervals
     smem   operand bytes at the SMEM port
     exp    exponentials, with the emulated share that serves the tile best
     issue  warp instructions of the softmax at the issue rate
-    chain  what one query tile cannot overlap with itself: row maximum, then exp2 and conversion,
-           then P V and the next Q K^T and its completion, unless a second score tile hides them
+    chain  what one query tile cannot overlap with itself (`roofline.costs`)
 
 and a work item adds its first load, its first chain and its epilogue once. Items go to the SMs
-longest first; L2 and HBM traffic bound the whole. This ranks tiles; it does not predict a kernel's
-time, for which the latency of every instruction would have to be known.
+longest first; L2 and HBM traffic bound the whole. Latencies are those of this project's kernel as
+the cycle model replays it, and for a tile without a kernel the same: a forecast.
 """
 
 from __future__ import annotations
@@ -26,20 +25,17 @@ from typing import Any
 from kernels.common.plan import KernelPlan, PlanError
 from roofline.budgets import Budget
 from roofline.candidates import Candidate, candidates
-from roofline.cuda_cores import cuda_cores, exp_term
+from roofline.costs import Cost, calibration, item_cycles
+from roofline.decisions import Decisions, decide, kernel_dtype, kernel_gpu
 from roofline.errors import RooflineError
-from roofline.gpus import Gpu, find_gpu
-from roofline.intervals import COMPLETION_CYCLES, serial_cycles
+from roofline.gpus import Gpu
 from roofline.problem import Bounds, Problem, bounds, makespan
-from roofline.terms import mma_exact, smem_exact, smem_wgmma, total
 from roofline.tile import Tile
 
 #: Emulated shares of exp2 that are tried: none to half, in sixteenths.
 SHARES = tuple(Fraction(i, 16) for i in range(9))
-#: Cycles from a load's issue to its data where a GPU's entry does not say (as B200's, measured).
-DEFAULT_LATENCY_CYCLES = 840
 #: Predicted times this close are a tie: one CTA, one score tile, fewer query stages go first.
-TIE = 1.005
+TIE = 1.02
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,8 @@ class Priced:
     """A legal candidate with its predicted time for a problem.
 
     iteration: cycles of one KV iteration by what it might wait for; item_cycles: what a work item
-    adds once; plan: the kernel plan with this tile, None if no kernel here has it.
+    adds once; plan, decisions: the kernel plan with this tile and why its other fields are what
+    they are, None if no kernel here has it.
     """
 
     candidate: Candidate
@@ -56,6 +53,7 @@ class Priced:
     item_cycles: float
     limits: Bounds
     plan: KernelPlan | None
+    decisions: Decisions | None
 
     @property
     def tile(self) -> Tile:
@@ -63,12 +61,12 @@ class Priced:
 
     @property
     def iteration_cycles(self) -> float:
-        return max(self.iteration.values())
+        return calibration(self.tile).cycles(self.iteration.values())
 
     @property
     def bound(self) -> str:
-        """What one iteration waits for, joined by "+" on a tie (to the cycle)."""
-        top = round(self.iteration_cycles)
+        """What one iteration waits for most, joined by "+" on a tie (to the cycle)."""
+        top = round(max(self.iteration.values()))
         return "+".join(name for name, value in self.iteration.items() if round(value) == top)
 
     @cached_property
@@ -139,6 +137,7 @@ class Priced:
             "registers": c.registers or None,
             "exp2_share": float(self.exp2_share),
             "iteration": {name: round(value) for name, value in self.iteration.items()},
+            "iteration_cycles": round(self.iteration_cycles),
             "bound": self.bound,
             "item_overhead": round(self.item_cycles),
             "occupancy": round(self.occupancy, 4),
@@ -167,6 +166,10 @@ class Ranking:
     def best_built(self) -> Priced | None:
         """The best tile that a kernel of this project has."""
         return next((p for p in self.priced if p.plan), None)
+
+    def place(self, one: Priced) -> int:
+        """Its place among the tiles that fit, from 1."""
+        return self.places[self.priced.index(one)]
 
     def reason(self, one: Priced) -> str:
         """Why a tile wins, or why it is not the winner."""
@@ -256,11 +259,14 @@ def only_tile(ranking: Ranking, tile_m: int, tile_n: int) -> Ranking:
 def price(candidate: Candidate, problem: Problem) -> Priced:
     """The predicted time of one candidate, with the exp2 share that serves it best."""
     tile = candidate.tile
-    cost = _Cost.of(candidate)
-    share = min(SHARES, key=lambda s: (max(cost.iteration(float(s)).values()), s))
-    limits = bounds(problem, Budget(tile, share))
-    plan = built_plan(candidate, problem)
-    if plan is not None:
+    cost = Cost.of(candidate)
+    known = calibration(tile)
+    share = min(SHARES, key=lambda s: (known.cycles(cost.iteration(float(s)).values()), s))
+    built = _built(candidate, problem, share)
+    plan = None
+    if built is not None:
+        plan, _ = built
+        share = Fraction(plan.exp2_emulated_share)
         candidate = replace(
             candidate,
             kv_stages=plan.kv_stages,
@@ -269,127 +275,42 @@ def price(candidate: Candidate, problem: Problem) -> Priced:
             registers=plan.softmax_registers,
         )
     iteration = cost.iteration(float(share))
-    item = _item_cycles(tile, iteration.get("chain", 0.0))
-    return Priced(candidate, share, iteration, item, limits, plan)
+    item = item_cycles(tile, iteration.get("chain", 0.0), problem.causal)
+    limits = bounds(problem, Budget(tile, share))
+    return Priced(candidate, share, iteration, item, limits, plan, built[1] if built else None)
 
 
-@dataclass(frozen=True)
-class _Line:
-    """A count that grows linearly with the emulated share."""
+def _built(
+    candidate: Candidate, problem: Problem, share: Fraction
+) -> tuple[KernelPlan, Decisions] | None:
+    """The plan of the kernel that takes this tile, as decided; None if there is none.
 
-    start: float
-    end: float
-
-    def at(self, share: float) -> float:
-        return self.start + share * (self.end - self.start)
-
-
-@dataclass(frozen=True)
-class _Cost:
-    """The terms of one iteration, as lines over the emulated share."""
-
-    mma: float
-    smem: float
-    mufu: _Line
-    fma: _Line
-    issue: _Line
-    stage: Mapping[str, _Line]
-    stage_mma: float
-    chained: bool
-
-    @classmethod
-    def of(cls, candidate: Candidate) -> _Cost:
-        tile = candidate.tile
-        exp, cores = _ends(exp_term, tile), _ends(cuda_cores, tile)
-        stage = replace(tile, tile_m=candidate.rows)
-        stage_cores = _ends(cuda_cores, stage)
-        chained = tile.direction == "forward"
-        exposed = chained and candidate.s_stages == 1
-        return cls(
-            mma=_tensor_cycles(tile),
-            smem=_smem_cycles(tile),
-            mufu=_Line(*(float(e.mufu) for e in exp)),
-            fma=_Line(*(float(e.fma) for e in exp)),
-            issue=_Line(*(float(c.issue) for c in cores)),
-            stage={
-                pipe: _Line(*(float(c.pipes[pipe]) for c in stage_cores))
-                for pipe in stage_cores[0].pipes
-            },
-            stage_mma=_tensor_cycles(stage) + _completion(stage) if exposed else 0.0,
-            chained=chained,
-        )
-
-    def iteration(self, share: float) -> dict[str, float]:
-        """Cycles of one KV iteration by what it might wait for."""
-        mufu, fma = self.mufu.at(share), self.fma.at(share)
-        cycles = {
-            "mma": self.mma,
-            "smem": self.smem,
-            "exp": max(mufu, fma) if share else mufu,
-            "issue": self.issue.at(share),
-        }
-        if self.chained:
-            pipes = {name: line.at(share) for name, line in self.stage.items()}
-            softmax = pipes["alu"] + max(pipes["mufu"], pipes["fma"], pipes["cvt"])
-            cycles["chain"] = softmax + self.stage_mma
-        return cycles
-
-
-def _ends(term: Any, tile: Tile) -> tuple[Any, Any]:
-    """A term without and with full emulation."""
-    return term(tile, Fraction(0)), term(tile, Fraction(1))
-
-
-def _tensor_cycles(tile: Tile) -> float:
-    serial = serial_cycles(tile)
-    return float(total(mma_exact(tile)) if serial is None else serial)
-
-
-def _smem_cycles(tile: Tile) -> float:
-    """On Hopper the slower reading: each 64-row wgmma reads its B operand anew."""
-    return float(total(smem_wgmma(tile) or smem_exact(tile)))
-
-
-def _completion(stage: Tile) -> int:
-    """From the last MMA of S = Q K^T to the softmax warps' wait; not known and 0 on Hopper."""
-    if not stage.gpu.has_tmem:
-        return 0
-    return COMPLETION_CYCLES[True, stage.ctas, min(128, stage.tile_m) * stage.ctas]
-
-
-def _item_cycles(tile: Tile, chain: float) -> float:
-    """First load, first chain, and the epilogue: O scaled, written to SMEM and stored."""
-    gpu = tile.gpu
-    latency = float(gpu["hbm_latency"].value) if gpu.has("hbm_latency") else DEFAULT_LATENCY_CYCLES
-    if tile.direction == "backward":
-        return latency
-    outputs = tile.tile_m * tile.head_dim_v
-    scale = outputs / float(gpu["fma_sustained"].value)
-    staged = 2 * outputs * max(2.0, float(tile.format.element_bytes))
-    return latency + chain + scale + staged / float(gpu["smem_bandwidth"].value)
-
-
-def built_plan(candidate: Candidate, problem: Problem) -> KernelPlan | None:
-    """The plan of the kernel that takes this tile, None if there is none."""
+    share: of exp2 by the closed forms, for a GPU that nothing was replayed on.
+    """
     tile = candidate.tile
-    dtypes = {"bf16": "bfloat16", "fp16": "float16"}
     if tile.direction == "backward" or tile.head_dim != tile.head_dim_v:
         return None
-    if tile.format.name not in dtypes or candidate.s_stages > 1 or problem.visible is not None:
+    if candidate.s_stages > 1 or problem.visible is not None:
         return None
+    asked: dict[str, Any] = {
+        "tile_m": candidate.rows,
+        "q_stages": candidate.q_stages,
+        "tile_n": tile.tile_n,
+        "ctas": tile.ctas,
+    }
     try:
-        return KernelPlan.forward(
-            gpu=find_gpu(tile.gpu.arch).name,
-            dtype=dtypes[tile.format.name],
+        decided = decide(tile.gpu, tile.format, tile.head_dim, problem.causal, share)
+        plan = KernelPlan.forward(
+            gpu=kernel_gpu(tile.gpu),
+            dtype=kernel_dtype(tile.format),
             head_dim=tile.head_dim,
             causal=problem.causal,
-            tile_m=candidate.rows,
-            q_stages=candidate.q_stages,
-            tile_n=tile.tile_n,
-            ctas=tile.ctas,
+            **asked,
+            **decided.fields,
         )
     except PlanError:
         return None
+    return plan, decided
 
 
 _NAMES = {

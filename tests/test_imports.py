@@ -102,8 +102,9 @@ def is_allowed(item: Import) -> bool:
     if is_in(who, "roofline"):
         allowed = ("roofline", "kernels.common.plan", "kernels.emulator.records")
         return is_in(what, *allowed) if ours else not is_in(what, *HEAVY)
-    if is_in(who, "kernels.common.plan"):
-        return not ours and not is_in(what, *HEAVY)
+    if is_in(who, "kernels.common.plan", "kernels.common.plan_text"):
+        plan = is_in(what, "kernels.common.plan", "kernels.common.plan_text")
+        return plan if ours else not is_in(what, *HEAVY)
     if is_in(who, "kernels.common"):
         return not ours or is_in(what, "kernels.common")
     if is_in(who, "kernels.blackwell", "kernels.hopper"):
@@ -141,6 +142,7 @@ PLANTED = [
     ("roofline/a.py", "import fa4", "from . import gpus"),
     ("kernels/common/plan.py", "def f():\n    import cutlass.cute", "import math"),
     ("kernels/common/plan.py", "from . import softmax", "from dataclasses import dataclass"),
+    ("kernels/common/plan_text.py", "import cutlass", "from kernels.common.plan import KernelPlan"),
     ("kernels/common/mask.py", "from ..blackwell import load", "import cutlass"),
     ("kernels/blackwell/load.py", "from kernels.hopper import load", "from ..common import mask"),
     (

@@ -16,8 +16,10 @@ from safetensors.torch import save_file
 
 from fa4.cli import main
 from fa4.features import FEATURES
+from fa4.plan import make_plan
 from fa4.progress import ProgressBar
-from kernels.common.plan import KernelPlan
+from kernels.common.plan import FORWARD_ARCHS, GPU_ARCHS, KernelPlan
+from roofline.choice import choose
 from tests.fa4.fake_emulator import FINDING, FakeEmulator
 from tests.fa4.problems import random_qkv
 
@@ -58,7 +60,7 @@ def test_run_emulates_by_default(
 ) -> None:
     answer = _json(capsys, "run", "--seqlen", "130", "--heads", "4", "--kv-heads", "2", "--causal")
     assert [key for key in JSON_KEYS if key not in answer] == []
-    plan = KernelPlan.forward(causal=True)
+    plan = make_plan("b200", "bfloat16", 128, True, {})
     assert answer["backend"] == "emulator" and answer["gpu"] == "b200"
     assert answer["plan"] == json.loads(json.dumps(plan.to_dict()))
     assert answer["thread_instructions"] == 1000 and answer["seconds"] == 0.5
@@ -75,9 +77,10 @@ def test_run_emulates_by_default(
 def test_run_prints_plan_errors_report_and_budget(
     emulator: FakeEmulator, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["run", "--seqlen", "40", "--seqlen-k", "70", "--dtype", "fp16"]) == 0
+    argv = "run --seqlen 40 --seqlen-k 70 --dtype fp16 --exp2-share 0.125"
+    assert main(argv.split()) == 0
     out = capsys.readouterr().out
-    plan = KernelPlan.forward(dtype="float16")
+    plan = KernelPlan.forward(dtype="float16", exp2_emulated_share=0.125)
     for text in (str(plan), "(1, 40, 1, 128)", "(1, 70, 1, 128)", "plain PyTorch", "no findings"):
         assert text in out
     for text in ("1,000 thread-instructions", "2048", "12.5% of exp2", "exp 1792"):
@@ -135,7 +138,7 @@ def test_emulation_options(emulator: FakeEmulator, capsys: pytest.CaptureFixture
 
 def test_emulation_choices_are_the_emulators() -> None:
     from fa4.cli import _EMULATION
-    from kernels.emulator.api import SUPPORTED
+    from kernels.emulator.running import SUPPORTED
 
     assert all(SUPPORTED[name] == values for name, values in _EMULATION.items())
 
@@ -232,7 +235,9 @@ BAD = [
     ("supports --feature flash", "unknown feature 'flash'"),
     ("supports --backend gpu", "unknown backend 'gpu'"),
     ("plan --head-dim 200", "head_dim 200"),
-    ("plan --gpu h200", "sm_90a"),
+    ("plan --gpu h200 --kv-stages 3", "plan fields kv_stages on h200: there is no kernel"),
+    ("plan --gpu h200 --dtype fp32", "dtype 'float32' is unknown"),
+    ("plan --gpu sm_120", "gpu 'sm_120' is unknown"),
     ("plan --dtype fp32", "dtype 'float32'"),
     ("env --gpu b200", "unrecognized arguments"),
 ]
@@ -302,9 +307,42 @@ def test_supports(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--head-dim", "64", "--causal"]) == 0
-    plan = KernelPlan.forward(head_dim=64, causal=True)
-    assert capsys.readouterr().out.strip() == str(plan).strip()
+    out = capsys.readouterr().out
+    plan = make_plan("b200", "bfloat16", 64, True, {})
+    assert out.startswith(str(plan))
+    why = out[len(str(plan)) :]
+    for text in ("Why", "ptxas spills nothing", "in the replay a key block takes", "256x128"):
+        assert text in why
     assert _json(capsys, "plan", "--gpu", "sm_103a")["gpu"] == "b300"
+
+
+@pytest.mark.parametrize("gpu", sorted(GPU_ARCHS))
+def test_plan_follows_the_roofline_on_every_gpu(
+    gpu: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = choose(gpu, 128, causal=True)
+    page = _json(capsys, "plan", "--gpu", gpu, "--causal")
+    assert page["gpu"] == gpu and page["arch"] == GPU_ARCHS[gpu]
+    why = page["why"]
+    assert why["tiles"][0]["place"] == 1 and all(tile["reason"] for tile in why["tiles"])
+    for name, value in found.plan_fields.items():
+        assert page[name] == value
+    if GPU_ARCHS[gpu] in FORWARD_ARCHS:
+        assert why["kernel"] and set(why["reasons"]) == set(found.reasons)
+        assert page["tile_order"] == "longest_first"
+    else:
+        assert not why["kernel"] and "sm_90a" in why["no_kernel"][0]
+        assert "reference" in why["instead"]
+        assert main(["plan", "--gpu", gpu]) == 0
+        out = capsys.readouterr().out
+        assert f"No kernel for {gpu} (sm_90a)" in out and "What runs there: the PyTorch" in out
+
+
+def test_plan_says_what_was_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    page = _json(capsys, "plan", "--exp2-share", "0.0625", "--kv-stages", "2")
+    assert (page["exp2_emulated_share"], page["kv_stages"]) == (0.0625, 2)
+    asked = {name for name, why in page["why"]["reasons"].items() if why.startswith("as asked")}
+    assert asked == {"exp2_emulated_share", "kv_stages"}
 
 
 def test_env_never_fails(

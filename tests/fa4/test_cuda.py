@@ -10,6 +10,7 @@ import torch
 
 import fa4
 from fa4.backends import cuda, launch
+from fa4.plan import make_plan
 from kernels.common.plan import KernelPlan
 from tests.fa4.problems import assert_numbers_rule, dense_attention, random_qkv
 
@@ -93,7 +94,7 @@ def test_one_compile_for_all_shapes_of_a_plan(
         expanded = k[:, :, :1].expand(k.shape)
         fa4.attention(q, expanded, expanded)
         fa4.attention(q.transpose(1, 2).contiguous().transpose(1, 2), k, v)
-    assert fake.compiled == [KernelPlan.forward(gpu=gpu, head_dim=64)]
+    assert fake.compiled == [make_plan(gpu, "bfloat16", 64, False, {})]
     assert len(fake.launches) == 16
     assert {int(arguments[6]) for arguments in fake.launches} == {42}
     fa4.attention(*random_qkv(head_dim=64), causal=True)

@@ -1,0 +1,90 @@
+"""What is known of this project's forward kernel: registers by ptxas, cycles by the cycle model.
+
+The rows are package data, so that a plan is chosen in milliseconds without compiler or emulator;
+`python -m tests.roofline.forward_table` makes them, and tests make some anew.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+from roofline.gpus import Gpu, find_gpu
+
+_DATA = Path(__file__).with_name("gpu_data") / "forward_kernel.csv"
+#: The GPU whose SM stands for its architecture in the table.
+GPU_OF_ARCH: Mapping[str, str] = MappingProxyType({"sm_100a": "b200", "sm_103a": "b300"})
+#: Query rows, keys and query stages of the kernel's tile.
+KERNEL_TILE = (256, 128, 2)
+#: Slots of the K/V ring that fit, by head_dim of the kernel's tiles.
+DEEPEST_STAGES: Mapping[int, int] = MappingProxyType({64: 10, 128: 3})
+#: Quantities of an SM that a row's cycles depend on.
+_SM_FIELDS: tuple[str, ...] = ("mma_bf16", "mma_fp16", "mufu_ex2", "fma", "alu", "cvt_16bit")
+_SM_FIELDS += ("issue", "smem_bandwidth", "tmem_read_bandwidth")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One plan. head_dim: of the kernel's tiles, 64 or 128; mask: "dense" or "causal".
+
+    stack_bytes: of a thread, by ptxas at softmax_registers; 0 says that nothing spills.
+    key_block_cycles: of one more key block, in steady state; item_cycles: of a work item besides;
+    both the mean of several replays.
+    """
+
+    arch: str
+    dtype: str
+    head_dim: int
+    mask: str
+    kv_stages: int
+    exp2_share: float
+    softmax_registers: int
+    stack_bytes: int
+    key_block_cycles: int
+    item_cycles: int
+
+    @property
+    def is_deepest(self) -> bool:
+        """Whether its K/V ring has as many slots as fit."""
+        return self.kv_stages == DEEPEST_STAGES[self.head_dim]
+
+    def cycles(self, blocks: int) -> int:
+        """Of a work item with so many key blocks."""
+        return self.item_cycles + blocks * self.key_block_cycles
+
+    def to_dict(self) -> dict[str, str | int | float]:
+        return dataclasses.asdict(self)
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(Row))
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    """The whole table."""
+    lines = _DATA.read_text(encoding="utf-8").splitlines()
+    read = csv.DictReader(line for line in lines if not line.startswith("#"))
+    kinds = {"str": str, "int": int, "float": float}
+    convert = {field.name: kinds[str(field.type)] for field in dataclasses.fields(Row)}
+    return tuple(Row(**{name: convert[name](text) for name, text in line.items()}) for line in read)
+
+
+def rows_for(gpu: Gpu, dtype: str, head_dim: int, causal: bool) -> tuple[Row, ...]:
+    """The rows of a GPU's architecture; none if its SM is another than theirs.
+
+    dtype: as plans name it ("bfloat16"). head_dim: as asked; the kernel pads it to 64 or 128.
+    """
+    if gpu.arch not in GPU_OF_ARCH or not _same_sm(gpu, find_gpu(GPU_OF_ARCH[gpu.arch])):
+        return ()
+    padded = 64 if head_dim <= 64 else 128
+    key = (gpu.arch, dtype, padded, "causal" if causal else "dense")
+    return tuple(r for r in rows() if (r.arch, r.dtype, r.head_dim, r.mask) == key)
+
+
+def _same_sm(gpu: Gpu, other: Gpu) -> bool:
+    return all(gpu[name].value == other[name].value for name in _SM_FIELDS)
