@@ -37,7 +37,7 @@ def test_row(point: Point, row: dict[str, str]) -> None:
         assert 345 <= mhz <= 1981, "outside the clocks of an H200"
         # 132 SMs do at most 4096 FLOP a cycle each, at the clock that was measured with the time
         assert point.flops <= microseconds * mhz * 132 * 4096, kind
-    assert 0 <= float(row["burst_spread"]) < 0.06
+    assert 0 <= float(row["burst_spread"]) < 0.1
     assert 100 < float(row["power_w"]) < 750
     if point.kernel in TARGETS:
         assert row["grid"] and row["block"] and int(row["registers"]) and int(row["smem"])

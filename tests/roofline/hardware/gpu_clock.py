@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from tests.roofline.hardware.launcher import Launcher
+
 # One CTA an SM (the launch asks for most of the SM's shared memory), which notes where and when it
 # ran; and a CTA that keeps the clocks up without drawing power.
 _PTX = b"""
@@ -55,7 +57,7 @@ again:
 .visible .entry empty() {
   ret;
 }
-\0"""
+"""
 _STAMP_SMEM = 200 * 1024
 
 
@@ -87,50 +89,25 @@ class Probe:
 
     def __init__(self) -> None:
         import torch
-        from cuda.bindings import driver
 
-        self._torch, self._driver = torch, driver
-        torch.cuda.init()
-        torch.zeros(1, device="cuda")
-        module = self._check(driver.cuModuleLoadData(_PTX))
-        names = (b"stamp", b"spin", b"empty")
-        self._stamp, self._spin, self._empty = (
-            self._check(driver.cuModuleGetFunction(module, name)) for name in names
-        )
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self._check(driver.cuFuncSetAttribute(self._stamp, attribute, _STAMP_SMEM))
-        self.sms = torch.cuda.get_device_properties(0).multi_processor_count
-
-    def _check(self, result: tuple[Any, ...]) -> Any:
-        error, *values = result
-        if int(error):
-            raise RuntimeError(f"CUDA driver: {error}")
-        return values[0] if values else None
-
-    def _launch(self, function: Any, ctas: int, smem: int, values: tuple, types: tuple) -> None:
-        stream = self._torch.cuda.current_stream().cuda_stream
-        arguments = (values, types) if values else 0
-        self._check(
-            self._driver.cuLaunchKernel(function, ctas, 1, 1, 1, 1, 1, smem, stream, arguments, 0)
-        )
+        self._torch, self._gpu = torch, Launcher()
+        module = self._gpu.load(_PTX)
+        self._stamp = self._gpu.function(module, "stamp", smem=_STAMP_SMEM)
+        self._spin = self._gpu.function(module, "spin")
+        self._empty = self._gpu.function(module, "empty")
+        self.sms = self._gpu.sms
 
     def stamp(self) -> Any:
         """Launches a stamp; the int64 tensor [SMs, 3] of SM, cycles, nanoseconds that it fills."""
-        import ctypes
-
         out = self._torch.zeros((self.sms, 3), dtype=self._torch.int64, device="cuda")
-        values, types = (out.data_ptr(),), (ctypes.c_uint64,)
-        self._launch(self._stamp, self.sms, _STAMP_SMEM, values, types)
+        self._gpu.launch(self._stamp, self.sms, 1, _STAMP_SMEM, out.data_ptr())
         return out
 
     def spin(self, milliseconds: float) -> None:
-        import ctypes
-
-        nanoseconds = int(milliseconds * 1e6)
-        self._launch(self._spin, 1, 0, (nanoseconds,), (ctypes.c_uint64,))
+        self._gpu.launch(self._spin, 1, 1, 0, int(milliseconds * 1e6))
 
     def empty(self) -> None:
-        self._launch(self._empty, 1, 0, (), ())
+        self._gpu.launch(self._empty, 1, 1, 0)
 
 
 def clock_mhz(before: Any, after: Any) -> float:
