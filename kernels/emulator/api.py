@@ -35,12 +35,14 @@ def emulate(
     record: bool = False,
     trace: bool = False,
     ctas: Sequence[int] | None = None,
+    memory: Sequence[Any] = (),
 ) -> Report:
     """Run a `@cute.jit` function's kernels on a modelled SM, instruction by instruction.
 
     fn: a function, bound method, or object whose `__call__` is `@cute.jit`.
     args: what `fn` takes, with CPU tensors where CUDA tensors would stand; kernels read and write
-        them in place. A `stream` may be None or left out.
+        them in place. A tensor has a dynamic layout; `from_dlpack(tensor)` says more of it, as
+        `mark_compact_shape_dynamic` does. A `stream` may be None or left out.
     gpu: a name ("b200") or an architecture ("sm_100a"). seed: of the scheduler.
     roles: names of a CTA's warps, by index, for findings; "warp N" where there is none.
     processes: workers that share out the grid, for CTAs that share no global writes (ValueError
@@ -51,6 +53,7 @@ def emulate(
     trace: keep a timeline of warps and engines, for `Report.write_trace`.
     ctas: run only these CTAs of each launch, by linear index (and those of their clusters); what
         the others would write stays as it was.
+    memory: CPU tensors that kernels reach by pointers alone (`make_ptr`, tables of addresses).
 
     Findings do not raise: see `Report.ok` and `Report.raise_if_findings`. A launch with findings is
     the last one that runs. Raises ValueError for a choice that is not supported, TypeError for a
@@ -73,7 +76,7 @@ def emulate(
     )
     from kernels.emulator.capture import HostArguments
 
-    arguments = HostArguments(fn, args)
+    arguments = HostArguments(fn, args, memory)
     compiled, compile_seconds = _compile_cached(fn, arguments, settings.gpu)
     launches = compiled.launch_bound(arguments)
     return settings.report(function_name(fn), compiled.ptx, launches, compile_seconds)

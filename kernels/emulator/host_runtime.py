@@ -31,7 +31,8 @@ class Launch:
     """One kernel launch as the host code asked for it; parameters are copies.
 
     kernel: the PTX entry's name. grid, block, cluster: (x, y, z), cluster in CTAs.
-    smem_bytes: dynamic shared memory. stream: the host's handle (0: default stream).
+    preferred_cluster: what the device may use in the place of `cluster`, when there is room; else
+    None. smem_bytes: dynamic shared memory. stream: the host's handle (0: default stream).
     params: raw bytes of each kernel parameter, in order, each as long as the entry declares.
     allocations: the global memory that the host function's arguments name.
     """
@@ -40,6 +41,7 @@ class Launch:
     grid: Dim3
     block: Dim3
     cluster: Dim3 = (1, 1, 1)
+    preferred_cluster: Dim3 | None = field(default=None, kw_only=True)
     smem_bytes: int = 0
     stream: int = 0
     params: tuple[bytes, ...] = field(default=(), repr=False)
@@ -107,11 +109,16 @@ _ATTRIBUTE_IGNORE = 0
 _ATTRIBUTE_COOPERATIVE = 2
 _ATTRIBUTE_CLUSTER_DIMENSION = 4
 _ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION = 11
 _HINTS = {
     1: "accessPolicyWindow",
     3: "synchronizationPolicy",
     5: "clusterSchedulingPolicyPreference",
+    7: "programmaticEvent",
     8: "priority",
+    9: "memSyncDomainMap",
+    10: "memSyncDomain",
+    12: "launchCompletionEvent",
     14: "preferredSharedMemoryCarveout",
 }
 
@@ -131,10 +138,13 @@ def decode_attributes(attributes: Sequence[tuple[int, Sequence[int]]]) -> dict[s
             fields["cluster"] = (words[0], words[1], words[2])
         elif number == _ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
             fields["programmatic_stream_serialization"] = bool(words[0])
+        elif number == _ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION:
+            fields["preferred_cluster"] = (words[0], words[1], words[2])
         else:
             raise UnsupportedLaunch(
                 f"launch attribute {number} (cudaLaunchAttributeID) is not modelled; modelled are "
-                "2 cooperative, 4 clusterDimension and 6 programmaticStreamSerialization"
+                "2 cooperative, 4 clusterDimension, 6 programmaticStreamSerialization, 11 "
+                "preferredClusterDimension, and those that change no result"
             )
     return fields
 

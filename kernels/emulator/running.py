@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -163,6 +163,7 @@ def run_launches(
         if findings:
             reports.append(LaunchReport(launch, tuple(findings)))
             continue
+        launch = with_cluster(launch, settings.seed)
         progress = _part(settings.progress, index, len(launches))
         reports.append(_run_launch(ptx, launch, settings, left, progress))
         if left is not None:
@@ -170,6 +171,15 @@ def run_launches(
     if settings.progress is not None:
         settings.progress(1.0)
     return tuple(reports)
+
+
+def with_cluster(launch: Launch, seed: int) -> Launch:
+    """The launch in clusters of one kind, where the device may choose: preferred ones if the seed
+    is even, regular ones if it is odd. Either alone is what a device may do, and each kind counts
+    its clusters as if the grid had no other (driver_types.h, preferredClusterDimension)."""
+    if launch.preferred_cluster is None or seed % 2:
+        return launch
+    return replace(launch, cluster=launch.preferred_cluster)
 
 
 def _run_launch(
@@ -262,14 +272,22 @@ def check_launch(launch: Launch, gpu: GpuModel) -> list[Finding]:
             f"{gpu.smem_per_cta_bytes} for a CTA; use fewer stages or smaller tiles",
             smem_bytes=launch.smem_bytes,
         )
-    ctas = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
-    if not 1 <= ctas <= gpu.max_cluster_ctas or any(
-        size < 1 or grid % size for grid, size in zip(launch.grid, launch.cluster, strict=True)
-    ):
+    for cluster in filter(None, (launch.cluster, launch.preferred_cluster)):
+        ctas = cluster[0] * cluster[1] * cluster[2]
+        if not 1 <= ctas <= gpu.max_cluster_ctas or any(
+            size < 1 or grid % size for grid, size in zip(launch.grid, cluster, strict=True)
+        ):
+            refuse(
+                "launch_bad_cluster",
+                f"cluster {cluster} in grid {launch.grid}: a cluster has at most "
+                f"{gpu.max_cluster_ctas} CTAs and divides the grid",
+                cluster=cluster,
+            )
+    preferred = launch.preferred_cluster or launch.cluster
+    if not findings and any(p % c for p, c in zip(preferred, launch.cluster, strict=True)):
         refuse(
             "launch_bad_cluster",
-            f"cluster {launch.cluster} in grid {launch.grid}: a cluster has at most "
-            f"{gpu.max_cluster_ctas} CTAs and divides the grid",
-            cluster=launch.cluster,
+            f"preferred cluster {preferred}: each size is a multiple of cluster {launch.cluster}'s",
+            cluster=preferred,
         )
     return findings

@@ -138,3 +138,45 @@ def load_tile(src: cute.Tensor, dst: cute.Tensor, stream):
     tile_kernel(atom, tma_src, dst, layout).launch(
         grid=(1, 1, 1), block=(THREADS, 1, 1), stream=stream
     )
+
+
+@cute.jit
+def double_all(out: cute.Tensor):
+    double_kernel(out).launch(grid=(1, 1, 1), block=(128, 1, 1))
+
+
+@cute.kernel
+def double_pointer_kernel(out: cute.Pointer, n: cutlass.Int32):
+    i = cute.arch.thread_idx()[0]
+    if i < n:
+        place = out + i
+        place.store(place.load() * 2)
+
+
+@cute.jit
+def double_by_pointer(out: cute.Pointer, n: cutlass.Int32):
+    double_pointer_kernel(out, n).launch(grid=(1, 1, 1), block=(128, 1, 1))
+
+
+@cute.kernel
+def double_beyond_kernel(out: cute.Tensor):
+    i = cute.arch.thread_idx()[0]
+    out[i] = out[i] * 2
+
+
+@cute.jit
+def doubles_beyond(out: cute.Tensor):
+    """128 threads whatever the tensor's size: wrong for fewer elements."""
+    double_beyond_kernel(out).launch(grid=(1, 1, 1), block=(128, 1, 1))
+
+
+@cute.kernel
+def double_rows_kernel(out: cute.Tensor):
+    i = cute.arch.thread_idx()[0]
+    for j in range(cute.size(out, mode=[1])):
+        out[i, j] = out[i, j] * 2
+
+
+@cute.jit
+def double_rows(out: cute.Tensor):
+    double_rows_kernel(out).launch(grid=(1, 1, 1), block=(cute.size(out, mode=[0]), 1, 1))

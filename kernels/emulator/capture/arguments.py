@@ -14,6 +14,7 @@ from kernels.emulator.tensors import (
     Geometry,
     geometry,
     merge_allocations,
+    present_as_cuda,
 )
 
 
@@ -66,7 +67,8 @@ class TensorArgument:
         """Convert a tensor; None when `arg` is not one.
 
         torch, numpy and other DLPack tensors become CuTe tensors with a dynamic layout. CuTe
-        tensors are taken as they are. Raises ValueError for a tensor that is not in CPU memory.
+        tensors keep their marks; one that `from_dlpack` made of a CPU tensor is a tensor in global
+        memory from now on. Raises ValueError for a tensor that is not in CPU memory.
         """
         from cutlass.cute.typing import Tensor as CuteTensor
 
@@ -80,6 +82,8 @@ class TensorArgument:
     def _of_cute(cls, tensor: Any) -> TensorArgument:
         if not hasattr(tensor, "data_ptr"):  # a fake tensor: good for compiling only
             return cls(tensor, tensor.__cache_key__, None)
+        if tensor.memspace.name == "generic":  # from_dlpack of a CPU tensor, marked as it may be
+            present_as_cuda(tensor._dlpack_data)
         place = Geometry(
             tensor.data_ptr, tensor.element_type.width, tuple(tensor.shape), tuple(tensor.stride)
         )
@@ -110,13 +114,13 @@ class TensorArgument:
 class HostArguments:
     """Arguments of a host function, made ready for the DSL.
 
-    `values` go to the DSL in order; `key` is equal for two calls that one compile serves (element
-    types, ranks, static strides, alignments, compile-time values; never a pointer or a size);
-    `tensors` are the names and places of those with data, `allocations` the global memory they
-    take; `fakes` are the arguments that have none.
+    memory: tensors that kernels reach by pointers alone. `values` go to the DSL in order; `key` is
+    equal for two calls that one compile serves (element types, ranks, static strides, alignments,
+    compile-time values; never a pointer or a size); `tensors` are the names and places of those
+    with data, `allocations` the global memory they take; `fakes` are the arguments that have none.
     """
 
-    def __init__(self, fn: Any, args: Sequence[Any]) -> None:
+    def __init__(self, fn: Any, args: Sequence[Any], memory: Sequence[Any] = ()) -> None:
         signature = host_signature(fn)
         args = _with_stream(signature, tuple(args))
         signature.bind(*args)
@@ -131,7 +135,18 @@ class HostArguments:
             self.values.append(value)
             keys.append(key)
         self.key = tuple(keys)
+        self._reach(memory)
         self.allocations = merge_allocations(place.allocation(name) for name, place in self.tensors)
+
+    def _reach(self, memory: Any) -> None:
+        """The memory of tensors that kernels reach by pointers alone."""
+        if not isinstance(memory, (list, tuple)):
+            raise TypeError(f"memory: a {type(memory).__name__}; pass a list of CPU tensors")
+        for index, item in enumerate(memory):
+            tensor = TensorArgument.of(item, f"memory[{index}]")
+            if tensor is None or tensor.place is None:
+                raise TypeError(f"memory[{index}]: {item!r} is not a tensor with data")
+            self.tensors.append((f"memory[{index}]", tensor.place))
 
     def _convert(self, arg: Any, parameter: inspect.Parameter) -> tuple[Any, Any]:
         """What the DSL is given for an argument, and its part of the key."""

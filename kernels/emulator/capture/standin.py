@@ -155,9 +155,12 @@ def _ffi_functions(memory: DeviceMemory) -> Iterator[None]:
 def _compiles_for(memory: DeviceMemory, gpu: GpuModel, run: Runner) -> Iterator[None]:
     """The DSL keeps PTX and lines of what it compiles, and what it returns is an `_Emulated`."""
 
-    def stand_in_for(real: Callable[..., Any]) -> Callable[..., Any]:
+    def stand_in_for(dsl: Any) -> Callable[..., Any]:
+        real = dsl.compile_and_cache
+
         def compile_and_cache(*args: Any, **kwargs: Any) -> Any:
-            if "no_jit_engine" in kwargs:  # a device function, which nobody calls from the host
+            # A device function, which nobody calls from the host; or one of the host alone.
+            if "no_jit_engine" in kwargs or dsl.num_kernels == 0:
                 return real(*args, **kwargs)
             positional = list(args)
             positional[6] = True  # no_jit_engine: its engine would be the real CUDA runtime's
@@ -169,10 +172,11 @@ def _compiles_for(memory: DeviceMemory, gpu: GpuModel, run: Runner) -> Iterator[
         folder = restore.enter_context(tempfile.TemporaryDirectory(prefix="emulator-"))
         for dsl in dsls():
             settings = dsl.envar
-            for name, value in {"keep_ptx": True, "lineinfo": True, "dump_dir": folder}.items():
+            kept = {"keep_ptx": True, "lineinfo": True, "dump_dir": folder, "no_cache": True}
+            for name, value in kept.items():
                 restore.callback(setattr, settings, name, getattr(settings, name))
                 setattr(settings, name, value)
-            dsl.compile_and_cache = stand_in_for(dsl.compile_and_cache)
+            dsl.compile_and_cache = stand_in_for(dsl)
             restore.callback(delattr, dsl, "compile_and_cache")
         restore.enter_context(_ffi_functions(memory))
         yield

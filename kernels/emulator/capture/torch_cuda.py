@@ -22,6 +22,10 @@ from kernels.emulator.tensors import (
     present_as_cuda,
 )
 
+# cudaMalloc: "suitably aligned for any kind of variable", and in practice to 256 bytes, on which
+# kernels that ask for 128-byte alignment rely.
+_ALIGNMENT_BYTES = 256
+
 
 class DeviceMemory:
     """Storages of the device, and what of them was shown to host code that launches kernels."""
@@ -37,13 +41,17 @@ class DeviceMemory:
         reference = self._storages.get(tensor.untyped_storage()._cdata)
         return reference is not None and not reference.expired()
 
-    def take(self, tensor: Any) -> None:
-        """The tensor's storage is the device's from now on."""
+    def take(self, tensor: Any) -> Any:
+        """The tensor, on the device: as it is, or moved to where the device would put it."""
         from torch.multiprocessing.reductions import StorageWeakRef
 
-        if tensor.layout is _torch().strided and tensor.device.type == "cpu":
-            storage = tensor.untyped_storage()
-            self._storages[storage._cdata] = StorageWeakRef(storage)
+        if tensor.layout is not _torch().strided or tensor.device.type != "cpu":
+            return tensor
+        if not self.owns(tensor) and tensor.untyped_storage().data_ptr() % _ALIGNMENT_BYTES:
+            tensor = _aligned(tensor)
+        storage = tensor.untyped_storage()
+        self._storages[storage._cdata] = StorageWeakRef(storage)
+        return tensor
 
     def show(self, tensor: Any) -> None:
         """Kernels may touch the tensor's extent from now on, as long as its storage lives."""
@@ -73,6 +81,24 @@ def _torch() -> Any:
     import torch
 
     return torch
+
+
+def _aligned(tensor: Any) -> Any:
+    """A copy in memory aligned as cudaMalloc's; a tensor that autograd computed stays where it is,
+    for its history is its own."""
+    import numpy as np
+
+    torch = _torch()
+    source = tensor.untyped_storage()
+    if tensor.grad_fn is not None or type(tensor) is not torch.Tensor:
+        return tensor
+    room = np.empty(source.nbytes() + _ALIGNMENT_BYTES, np.uint8)
+    skip = -room.ctypes.data % _ALIGNMENT_BYTES
+    storage = torch.from_numpy(room[skip : skip + source.nbytes()]).untyped_storage()
+    storage.copy_(source)
+    moved = torch.empty(0, dtype=tensor.dtype)
+    moved.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    return moved.requires_grad_(tensor.requires_grad)
 
 
 def _is_cuda(device: Any) -> bool:
@@ -107,9 +133,7 @@ def _mode(memory: DeviceMemory) -> Any:
         same = result.untyped_storage()._cdata == self.untyped_storage()._cdata
         if same and memory.owns(self) != to_cuda:
             result = result.clone()
-        if to_cuda:
-            memory.take(result)
-        return result
+        return memory.take(result) if to_cuda else result
 
     answers: dict[Any, Callable[..., Any]] = {
         tensor.device.__get__: lambda self, *_: (
@@ -151,8 +175,7 @@ def _mode(memory: DeviceMemory) -> Any:
                 return copied(args[0], to_cuda, result)
             given = _tensors(args) + _tensors(tuple(kwargs.values()))
             if to_cuda or (not to_cpu and any(memory.owns(item) for item in given)):
-                for item in _tensors(result):
-                    memory.take(item)
+                return _map(result, memory.take)
             return result
 
     return Device()
@@ -165,6 +188,17 @@ def _tensors(value: Any, depth: int = 2) -> list[Any]:
     if depth and isinstance(value, (tuple, list)):
         return [found for item in value for found in _tensors(item, depth - 1)]
     return []
+
+
+def _map(value: Any, move: Callable[[Any], Any]) -> Any:
+    """A result with each of its tensors moved; only sequences that hold a moved one are new."""
+    if isinstance(value, _torch().Tensor):
+        return move(value)
+    if type(value) not in (tuple, list):
+        return value
+    items = [_map(item, move) for item in value]
+    same = all(a is b for a, b in zip(items, value, strict=True))
+    return value if same else type(value)(items)
 
 
 # --- torch.cuda ---------------------------------------------------------------------------------

@@ -1,0 +1,252 @@
+"""`stand_in`: code that compiles and launches for itself, and torch's CUDA device, on the model."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+cute = pytest.importorskip("cutlass.cute")
+
+import cutlass  # noqa: E402
+from cutlass.cute.runtime import from_dlpack, make_ptr  # noqa: E402
+
+from kernels.emulator import EmulationError, emulate, stand_in  # noqa: E402
+from kernels.emulator.__main__ import main  # noqa: E402
+from tests.emulator import capture_kernels as k  # noqa: E402
+
+SCRIPT = Path(__file__).with_name("stand_in_script.py")
+
+
+def numbers(n: int) -> torch.Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(n))
+
+
+# --- Compiled functions -------------------------------------------------------------------------
+
+
+def test_a_compiled_function_runs_its_kernels_when_it_is_called():
+    x, y = numbers(300), numbers(301)[:300]
+    with stand_in("b200") as gpu:
+        a, b = x.cuda(), y.cuda()
+        out = torch.zeros_like(a)
+        fast = cute.compile(
+            k.axpy,
+            *(cute_tensor(t) for t in (a, b, out)),
+            cutlass.Float32(2.0),
+            torch_stream(),
+        )
+        assert torch.equal(out.cpu(), torch.zeros(300)) and gpu.reports == []
+        fast(
+            *(cute_tensor(t) for t in (a, b, out)),
+            cutlass.Float32(3.0),
+            torch_stream(),
+        )
+        result = out.cpu()
+    exact = x.double() * 3 + y.double()
+    torch.testing.assert_close(result.double(), exact, rtol=0, atol=1e-6)
+    (report,) = gpu.reports
+    assert report.ok and report.launches[0].ctas == 5 and gpu.ok
+
+
+def cute_tensor(tensor: torch.Tensor):
+    return from_dlpack(tensor).mark_layout_dynamic()
+
+
+def torch_stream():
+    import cuda.bindings.driver as driver
+
+    return driver.CUstream(torch.cuda.current_stream().cuda_stream)
+
+
+def test_a_function_may_be_called_as_it_is():
+    with stand_in() as gpu:
+        values = numbers(100).cuda()
+        k.Doubler()(cute_tensor(values), torch_stream())
+        assert torch.equal(values.cpu(), numbers(100) * 2)
+    assert [report.function for report in gpu.reports] != []
+
+
+def test_pointers_reach_tensors_whose_address_was_asked_for():
+    with stand_in():
+        values = numbers(64).cuda()
+        pointer = make_ptr(cutlass.Float32, values.data_ptr(), cute.AddressSpace.gmem)
+        k.double_by_pointer(pointer, cutlass.Int32(64))
+        assert torch.equal(values.cpu(), numbers(64) * 2)
+
+
+def test_memory_that_nobody_showed_is_out_of_bounds():
+    hidden = numbers(64)
+    with stand_in(), pytest.raises(EmulationError, match="global_out_of_bounds"):
+        pointer = make_ptr(cutlass.Float32, hidden.data_ptr(), cute.AddressSpace.gmem)
+        k.double_by_pointer(pointer, cutlass.Int32(64))
+    assert torch.equal(hidden, numbers(64))
+
+
+def test_a_finding_raises_or_is_kept():
+    with stand_in() as gpu, pytest.raises(EmulationError, match="global_out_of_bounds") as caught:
+        k.doubles_beyond(cute_tensor(numbers(64).cuda()))
+    assert caught.value.report is gpu.reports[0] and not gpu.ok
+    with stand_in(keep_going=True) as gpu:
+        k.doubles_beyond(cute_tensor(numbers(64).cuda()))
+        k.Doubler()(cute_tensor(numbers(64).cuda()), torch_stream())
+    assert [report.ok for report in gpu.reports] == [False, True]
+
+
+def test_options_are_those_of_emulate():
+    with stand_in("h100", schedule="random", seed=3, max_instructions=10**6) as gpu:
+        k.Doubler()(cute_tensor(numbers(64).cuda()), torch_stream())
+    (report,) = gpu.reports
+    assert (report.gpu.name, report.schedule, report.seed) == ("h100", "random", 3)
+    with (
+        pytest.raises(ValueError, match="schedule='fifo' is not supported"),
+        stand_in(schedule="fifo"),
+    ):
+        pass
+
+
+# --- torch's device -----------------------------------------------------------------------------
+
+
+def test_tensors_of_the_device_say_so_and_copies_are_copies():
+    here = numbers(10)
+    with stand_in():
+        there = here.cuda()
+        made = torch.zeros(3, device="cuda")
+        assert there.is_cuda and made.device == torch.device("cuda", 0) and not here.is_cuda
+        assert (there + 1).is_cuda and there[2:5].is_cuda and torch.empty_like(made).is_cuda
+        assert there.to(torch.float64).is_cuda and not there.to("cpu").is_cuda
+        assert there.cuda() is there and there.data_ptr() != here.data_ptr()
+        assert not torch.zeros(3).is_cuda and torch.zeros(2, 2).device.type == "cpu"
+        there += 1
+        back = there.cpu()
+        back += 1
+        assert made.get_device() == 0 and torch.cuda.get_device_capability() == (10, 0)
+        assert there.data_ptr() % 256 == 0 and (there * 2).data_ptr() % 256 == 0
+    assert torch.equal(there, here + 1) and torch.equal(back, here + 2)
+
+
+def test_gradients_flow_through_tensors_of_the_device():
+    with stand_in():
+        w = numbers(8).cuda().requires_grad_()
+        (w * w).sum().backward()
+        assert w.grad is not None and w.grad.is_cuda
+    assert torch.equal(w.grad, 2 * numbers(8))
+
+
+def test_everything_is_put_back():
+    from cutlass.cute import testing
+    from cutlass.cutlass_dsl import CuTeDSL
+
+    before = (
+        torch.cuda.is_available,
+        torch.library.custom_op,
+        testing.benchmark,
+        vars(CuTeDSL._get_dsl()).get("compile_and_cache"),
+        CuTeDSL._get_dsl().envar.keep_ptx,
+    )
+    with stand_in():
+        assert torch.cuda.is_available()
+        assert np.isnan(testing.benchmark(lambda: None, kernel_arguments=None))
+    after = (
+        torch.cuda.is_available,
+        torch.library.custom_op,
+        testing.benchmark,
+        vars(CuTeDSL._get_dsl()).get("compile_and_cache"),
+        CuTeDSL._get_dsl().envar.keep_ptx,
+    )
+    assert before == after
+
+
+def test_memory_of_tensors_that_are_gone_is_no_memory_of_the_device():
+    with stand_in():
+        values = numbers(64).cuda()
+        address = values.data_ptr()
+        del values
+        gc.collect()
+        with pytest.raises(EmulationError, match="global_out_of_bounds"):
+            pointer = make_ptr(cutlass.Float32, address, cute.AddressSpace.gmem)
+            k.double_by_pointer(pointer, cutlass.Int32(64))
+
+
+# --- TVM-FFI ------------------------------------------------------------------------------------
+
+
+def test_tvm_ffi_functions_take_torch_tensors():
+    pytest.importorskip("tvm_ffi")
+    with stand_in() as gpu:
+        n = cute.sym_int()
+        fake = cute.runtime.make_fake_compact_tensor(cutlass.Float32, (n,), assumed_align=16)
+        double = cute.compile(k.double_all, fake, options="--enable-tvm-ffi")
+        for size in (64, 40):
+            values = numbers(size).cuda()
+            double(values)
+            assert torch.equal(values.cpu(), numbers(size) * 2)
+        with pytest.raises(Exception, match="(?i)mismatch|expected"):
+            double(numbers(64).double().cuda())
+    assert len(gpu.reports) == 2
+
+
+# --- Scripts ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """`python -m kernels.emulator run ...`, with what a script changes of the process put back."""
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return lambda *arguments: main(["run", *map(str, arguments)])
+
+
+def test_a_script_runs_as_it_stands(command, capsys):
+    assert command("--gpu", "b200", SCRIPT, "--n", "70") == 0
+    captured = capsys.readouterr()
+    assert "right" in captured.out
+    assert "1 emulated call, 1 kernel" in captured.err and "no findings" in captured.err
+
+
+def test_a_script_whose_kernel_is_wrong_is_told_where(command, capsys):
+    assert command(SCRIPT, "--n", "70", "--beyond") == 1
+    captured = capsys.readouterr()
+    assert "right" not in captured.out
+    assert "global_out_of_bounds" in captured.err and "capture_kernels.py:" in captured.err
+
+
+def test_a_scripts_own_exit_status_and_errors_come_through(command, tmp_path, capsys):
+    script = tmp_path / "leaves.py"
+    script.write_text("import sys; sys.exit(int(sys.argv[1]))")
+    assert command(script, 3) == 3
+    script.write_text("raise SystemExit('no reason')")
+    assert command(script) == 1 and "no reason" in capsys.readouterr().err
+    script.write_text("1 / 0")
+    with pytest.raises(ZeroDivisionError):
+        command(script)
+    assert command(tmp_path / "nowhere.py") == 2
+
+
+# --- emulate, with tensors and pointers of the caller's -----------------------------------------
+
+
+def test_tensors_of_from_dlpack_keep_their_marks_and_lie_in_global_memory():
+    values = numbers(64).reshape(8, 8)
+    marked = from_dlpack(values, assumed_align=16).mark_compact_shape_dynamic(1, divisibility=8)
+    assert emulate(k.double_rows, marked).ok
+    assert torch.equal(values, numbers(64).reshape(8, 8) * 2)
+    assert "gmem" in str(marked.__cache_key__) and "div=8" in str(marked.__cache_key__)
+
+
+def test_memory_names_tensors_behind_pointers():
+    values = numbers(64)
+    pointer = make_ptr(cutlass.Float32, values.data_ptr(), cute.AddressSpace.gmem)
+    report = emulate(k.double_by_pointer, pointer, cutlass.Int32(64))
+    assert [finding.code for finding in report.findings] == ["global_out_of_bounds"]
+    assert emulate(k.double_by_pointer, pointer, cutlass.Int32(64), memory=[values]).ok
+    assert torch.equal(values, numbers(64) * 2)
+    with pytest.raises(TypeError, match=r"memory\[0\]: 3 is not a tensor"):
+        emulate(k.double_by_pointer, pointer, cutlass.Int32(64), memory=[3])
+    with pytest.raises(TypeError, match="memory: a Tensor; pass a list"):
+        emulate(k.double_by_pointer, pointer, cutlass.Int32(64), memory=values)
