@@ -140,6 +140,9 @@ def test_a_launch_the_driver_would_refuse_does_not_run(machine):
         ({"smem_bytes": 232449}, "launch_smem_too_large"),
         ({"grid": (6, 1, 1), "cluster": (4, 1, 1)}, "launch_bad_cluster"),
         ({"grid": (32, 1, 1), "cluster": (32, 1, 1)}, "launch_bad_cluster"),
+        ({"preferred_cluster": (3, 1, 1)}, "launch_bad_cluster"),
+        ({"preferred_cluster": (1, 5, 1)}, "launch_bad_cluster"),
+        ({"preferred_cluster": (16, 1, 1)}, "launch_bad_cluster"),
     ],
 )
 def test_launch_limits(change, code):
@@ -150,6 +153,17 @@ def test_launch_limits(change, code):
 
 
 # --- Compiling once -----------------------------------------------------------------------------
+
+
+def test_a_preferred_cluster_is_taken_with_even_seeds(machine):
+    launch = Launch("k", (8, 4, 1), (32, 1, 1), (2, 1, 1), preferred_cluster=(4, 2, 1))
+    used = []
+    for seed in (0, 1, 2):
+        settings = running.Settings(gpu_model("b200"), seed)
+        (report,) = running.run_launches("", [launch], settings)
+        used.append(machine.calls[-1]["launch"].cluster)
+        assert report.launch.cluster == used[-1]
+    assert used == [(4, 2, 1), (2, 1, 1), (4, 2, 1)]
 
 
 def test_other_sizes_and_values_do_not_compile_again(machine, compiles):

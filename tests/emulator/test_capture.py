@@ -391,8 +391,9 @@ def test_launch_attributes_are_decoded_and_unknown_ones_raise():
     assert decode_attributes([(6, [0] * 16), (8, words), (0, words)]) == {
         "programmatic_stream_serialization": False
     }
-    with pytest.raises(UnsupportedLaunch, match="attribute 11 "):
-        decode_attributes([(11, words)])
+    assert decode_attributes([(11, words)]) == {"preferred_cluster": (2, 1, 4)}
+    with pytest.raises(UnsupportedLaunch, match="attribute 13 "):
+        decode_attributes([(13, words)])
 
 
 def test_entry_parameters_of_every_form():
