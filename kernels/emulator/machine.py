@@ -24,6 +24,7 @@ from .findings import EmulatorFault, Finding, UnsupportedPTX
 from .gpus import GpuModel
 from .host_runtime import Dim3, Launch
 from .isa import bind
+from .isa.tensor_map import MapUpdates
 from .memory import GlobalMemory
 from .program import SHARED_WINDOW_BASE, Program, Segment, decode
 from .ptx import Module, parse
@@ -185,6 +186,7 @@ class Machine(Turns):
         self.smem_bytes = _smem_bytes(program, launch)
         self.params = self._parameter_block()
         self._maps: dict[bytes, TensorMap] = {}
+        self.map_updates = MapUpdates()
         self._current: Warp | None = None
         self._pending = clusters(launch)
         self.ctas_taken = 0  # of the grid, by clusters that ran or were cancelled

@@ -67,6 +67,10 @@ NARROW_TYPES: dict[int, tuple[str, int, int]] = {
 _NARROW_BITS = {name: (bits, shared) for name, bits, shared in NARROW_TYPES.values()}
 _NAMES = {code: name for code, (name, *_) in (ELEMENT_TYPES | NARROW_TYPES).items()}
 _TYPE_CODES = {name: code for code, name in _NAMES.items()}
+# tensormap.replace's codes of element types (PTX ISA 9.1 table 33) -> ours, and bit 16.
+TENSORMAP_ELEMENT_CODES = (
+    *((code, 0) for code in range(11)), (7, 1), (8, 1), (11, 0), (12, 0), (13, 0),
+)  # fmt: skip
 SWIZZLE_BYTES = (0, 32, 64, 128)
 _SWIZZLE_ATOM_BYTES = {0: 16, 1: 32, 3: 64}
 _ATOM_CODES = {size: code for code, size in _SWIZZLE_ATOM_BYTES.items()}

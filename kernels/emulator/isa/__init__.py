@@ -16,6 +16,7 @@ from . import (  # noqa: F401  (they fill the table)
     register_pool,
     sync,
     tensor,
+    tensor_map,
     tensor_mma,
     wgmma,
 )

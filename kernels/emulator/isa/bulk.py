@@ -14,6 +14,7 @@ from ..engines import tma
 from ..findings import EmulatorFault
 from ..ptx.ast import Imm, Mem
 from ..schedule import AsyncOp, BulkGroups
+from ..tensormap import TensorMap
 from .pair import check_alive, destinations
 from .table import LANES, Binding, Handler, machine
 
@@ -33,6 +34,13 @@ def _tile(b: Binding, op: object):  # type: ignore[no-untyped-def]
     return base, lambda w, lane: tuple(c(w, lane) for c in coords)
 
 
+def _usable_map(w: Warp, address: int) -> TensorMap:
+    """The tensor map at an address, which the CTA must be allowed to use by now."""
+    machine = w.cta.machine
+    machine.map_updates.check(w.cta, address)
+    return machine.tensor_map(address)
+
+
 # -- into shared memory ---------------------------------------------------------------------------
 
 
@@ -50,7 +58,7 @@ def tensor_load(b: Binding) -> Handler:
     def run(w: Warp, mask: int) -> None:
         machine = w.cta.machine
         for lane in map(int, LANES[mask]):
-            tmap, box = machine.tensor_map(base(w, lane)), coords(w, lane)
+            tmap, box = _usable_map(w, base(w, lane)), coords(w, lane)
             for there, start, notified, at in targets(w, lane, to(w, lane), bar(w, lane)):
                 effect = partial(tma.load_tile, tmap, box, machine.gmem, there.smem, start)
                 cells = partial(tma.tile_cells, tmap, box)
@@ -224,7 +232,7 @@ def tensor_store(b: Binding) -> Handler:
     def run(w: Warp, mask: int) -> None:
         machine = w.cta.machine
         for lane in map(int, LANES[mask]):
-            tmap, box = machine.tensor_map(base(w, lane)), coords(w, lane)
+            tmap, box = _usable_map(w, base(w, lane)), coords(w, lane)
             cta, at = w.cta.locate(start(w, lane))
             place = (tmap, box, machine.gmem, cta.smem, at)
             store = partial(tma.store_tile, *place)
