@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from kernels.emulator.engines import InstrDescriptor, SmemDescriptor, mma
+from kernels.emulator.engines import InstrDescriptor, SmemDescriptor, mma, tensorcore
 from kernels.emulator.findings import EmulatorFault, UnsupportedPTX
 from kernels.emulator.memory import SharedMemory, TensorMemory
 
@@ -466,3 +466,48 @@ def test_bad_and_unmodelled_shared_memory_descriptors() -> None:
     for value in (GOOD | 1 << 49, GOOD | 1 << 51):
         with pytest.raises(UnsupportedPTX):
             SmemDescriptor.decode(value)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("m,align", [(128, 0), (64, 0), (64, 16)])
+@pytest.mark.parametrize("source", ["K-major", "M-major", "Tensor Memory"])
+def test_one_call_gives_the_bits_of_the_steps(
+    dtype: str, m: int, align: int, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random bits, NaN and infinity among them, wherever operands and D may lie; the steps are what
+    every other form of MMA goes through."""
+    rng = np.random.default_rng([m, align, len(source)])
+    bits = rng.integers(0, 256, SMEM_BYTES, np.uint8)
+    cells = rng.standard_normal((512, 128)).astype(np.float32).view(np.uint32)
+    in_tmem, a_mn = source == "Tensor Memory", source == "M-major"
+    for n, b_mn, negate, accumulate in product((24, 256), (0, 1), (0, 1), (False, True)):
+        a = descriptor(random_layout(rng, a_mn, 8)) if not in_tmem else align << 16 | 40
+        b = descriptor(random_layout(rng, bool(b_mn), 4))
+        idesc = instr(m, n, dtype, a_mn=int(a_mn), b_mn=b_mn, a_neg=negate)
+        results = []
+        for planned in (tensorcore._planned, lambda *_: None):
+            monkeypatch.setattr(tensorcore, "_planned", planned)
+            smem, tmem = SharedMemory(SMEM_BYTES), TensorMemory()
+            smem.write_bytes(BASE, bits)
+            tmem.alloc(512)
+            tmem.data[:], tmem.valid[:] = cells, 0xFFFFFFFF
+            taddr = align << 16 | 128
+            mma(idesc, a, b, taddr, smem, tmem, accumulate=accumulate, a_in_tmem=in_tmem)
+            results.append(tmem.data)
+            monkeypatch.undo()
+        assert np.array_equal(*results), (n, b_mn, negate, accumulate)
+        assert not np.array_equal(results[0], cells)
+
+
+def test_one_call_names_the_unwritten_operand() -> None:
+    """A plan that has run before meets memory in which a chunk is missing."""
+    for name, missing in (("A", BASE), ("B", BASE + 32768)):
+        bench = Bench()
+        at = (instr(128, 64), *plain(), 64, bench.smem, bench.tmem)
+        mma(*at, accumulate=False, a_in_tmem=False)
+        before = bench.tmem.data.copy()
+        bench.smem.window_valid[missing + 5] = 0
+        with pytest.raises(EmulatorFault, match=f"operand {name} of shared memory") as caught:
+            mma(*at, accumulate=False, a_in_tmem=False)
+        assert caught.value.code == "smem_unwritten_read"
+        assert np.array_equal(bench.tmem.data, before)

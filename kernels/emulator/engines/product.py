@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..memory.shared import SharedMemory
 from ..memory.tensor import LANES, TensorMemory
-from ..native.matmul import ACCUMULATE, NEGATE, TILE_ROWS, functions
+from ..native.matmul import ACCUMULATE, NEGATE, TILE_ROWS, MmaPlan, functions
 from .formats import ELEMENT_BYTES
 from .operands import K_BYTES, OperandChunks, check_chunks, chunk_values
 
@@ -148,3 +148,41 @@ def product(operands: tuple[Packed, Packed], out: NDArray[np.float64]) -> NDArra
         0,
     )
     return out
+
+
+def mma_plan(
+    a: OperandChunks | int,
+    b: OperandChunks,
+    shape: tuple[int, int],
+    mn_major: tuple[bool, bool],
+    column: int,
+    lane: int,
+) -> MmaPlan:
+    """The plan of an MMA of 16-bit types. a: its chunks, or its column of Tensor Memory; shape:
+    (M, N); mn_major: A, B; column, lane: where D starts, and A in Tensor Memory."""
+    m, n = shape
+    blocks = m // TILE_ROWS
+    if isinstance(a, int):
+        source, count, other = a * LANES + lane, blocks, block_distance(m)
+    else:
+        lines, across = a.index.shape
+        source, count, other = a.address, lines * across if mn_major[0] else lines, across
+    b_k, b_n = (n, 1) if mn_major[1] else (1, _DEPTH)
+    return MmaPlan(
+        a=source,
+        b=b.address,
+        a_buffer=_buffer("A")[1],
+        b_buffer=_buffer("B")[1],
+        a_count=count,
+        a_other=other,
+        b_count=b.index.size,
+        d=column * LANES + lane,
+        row_blocks=blocks,
+        columns=n,
+        depth=_DEPTH,
+        a_k=m,
+        b_k=b_k,
+        b_n=b_n,
+        d_block=block_distance(m),
+        flags=0,
+    )

@@ -9,10 +9,10 @@ NaN and infinity propagate; a NaN's sign and payload are the host's, not hardwar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +20,14 @@ from numpy.typing import NDArray
 from ..findings import EmulatorFault
 from ..memory.shared import SharedMemory
 from ..memory.tensor import EVERY_LANE, LANES, TensorMemory, TmemAddress
+from ..native.matmul import NEGATE, functions
 from .descriptors import InstrDescriptor
 from .formats import ELEMENT_BYTES
-from .operands import operand_chunks, tmem_operand
+from .operands import OperandChunks, operand_chunks, tmem_operand
 from .product import (
     Packed,
     block_distance,
+    mma_plan,
     multiply_into,
     packed,
     product,
@@ -37,6 +39,7 @@ _WARPS = 4
 _HALF_LANES = 16
 A_COLUMNS = 8  # of A in Tensor Memory: 32 bytes of K, whatever its type
 _READING_A, _READING_B = (f"tcgen05.mma reading operand {name}" for name in "AB")
+_READING_D, _WRITING_D = (f"tcgen05.mma {what} D" for what in ("reading", "writing"))
 # Layout D (M = 128) is the identity; layout F (M = 64) puts 16 rows in each warp's 32 lanes, at
 # lane 0 or 16 of them (PTX ISA 9.1 section 9.7.16.10.5).
 _LAYOUT_F_LANES = {
@@ -68,10 +71,14 @@ def mma(
     2 ** -scale_d first. Raises `EmulatorFault`: mma_bad_descriptor, smem_* and tmem_* naming the
     operand; `UnsupportedPTX` for what is not modelled.
     """
+    if not scale_d and (disable_output_lane is None or not any(disable_output_lane)):
+        plan = _planned(idesc, a, b_desc, d_taddr, a_in_tmem, kind)
+        if plan is not None and plan.run(smem, tmem, accumulate):
+            return
     inst = InstrDescriptor.decode(idesc, kind, 1)
     lanes, align = _output_lanes(inst.m, d_taddr, "D")
     column = d_taddr & 0xFFFF
-    tmem.check_columns(column, inst.n, "tcgen05.mma writing D")
+    tmem.check_columns(column, inst.n, _WRITING_D)
     out = _Output(tmem, column, inst.n, inst, lanes, align)
     factor = _d_factor(accumulate, scale_d)
     operand_a = _operand_a(inst, a, smem, tmem, a_in_tmem, align)
@@ -111,7 +118,7 @@ def mma_pair(
     halves = 2 if inst.m == LANES else 1  # of the lanes, each with its own columns of D
     ncols, column = inst.n // halves, d_taddr & 0xFFFF
     for part in tmem:
-        part.check_columns(column, ncols, "tcgen05.mma writing D")
+        part.check_columns(column, ncols, _WRITING_D)
     factor = _d_factor(accumulate, scale_d)
     off = disable_output_lane
     if off is not None and len(off) != 2 * _WARPS:
@@ -135,6 +142,69 @@ def mma_pair(
         out = _Output(part, column, ncols, inst, EVERY_LANE, 0)
         masks = off[_WARPS * k : _WARPS * (k + 1)] if off is not None else None
         out.multiply(parts, factor if accumulate else None, masks)
+
+
+class _Planned(NamedTuple):
+    """An MMA of 16-bit operands into float32, all of it in one native call."""
+
+    native: Callable[..., int]
+    fields: NDArray[np.int64]  # an `MmaPlan`
+    address: int  # of ``fields``
+    a: OperandChunks | int  # or A's column of Tensor Memory
+    b: OperandChunks
+    column: int
+    columns: int
+    lanes: NDArray[np.uint32]  # of D, and of A in Tensor Memory
+
+    def run(self, smem: SharedMemory, tmem: TensorMemory, accumulate: bool) -> bool:
+        """False, and nothing is done, where an operand was not written."""
+        tmem.check_columns(self.column, self.columns, _WRITING_D)
+        for operand, what in ((self.a, _READING_A), (self.b, _READING_B)):
+            if isinstance(operand, int):
+                tmem.check_columns(operand, A_COLUMNS, what)
+                tmem.check_written(operand, A_COLUMNS, self.lanes, what)
+            else:
+                smem.check_range(operand.low, operand.high - operand.low, what)
+        if accumulate:
+            tmem.check_written(self.column, self.columns, self.lanes, _READING_D)
+        memory = (smem.window_address, smem.flags_address, tmem.address)
+        if not self.native(self.address, *memory, accumulate):
+            return False
+        tmem.mark_written(self.column, self.columns, self.lanes)
+        return True
+
+
+@lru_cache(maxsize=4096)
+def _planned(
+    idesc: int, a: int, b_desc: int, d_taddr: int, a_in_tmem: bool, kind: str
+) -> _Planned | None:
+    """None for types and places of operands that `mma` handles in steps."""
+    inst = InstrDescriptor.decode(idesc, kind, 1)
+    if ELEMENT_BYTES[inst.a_dtype] != 2 or inst.d_dtype != "float32":
+        return None
+    lanes, align = _output_lanes(inst.m, d_taddr, "D")
+    if a_in_tmem and (inst.a_mn_major or a >> 16 != d_taddr >> 16):
+        return None
+    operand_a: OperandChunks | int = a & 0xFFFF
+    if not a_in_tmem:
+        operand_a = operand_chunks(a, inst.m, inst.a_mn_major)
+    b = operand_chunks(b_desc, inst.n, inst.b_mn_major)
+    plan = mma_plan(
+        operand_a, b, (inst.m, inst.n), (inst.a_mn_major, inst.b_mn_major), d_taddr & 0xFFFF, align
+    )
+    negate = NEGATE * (inst.a_negate != inst.b_negate)
+    fields = np.array(plan._replace(flags=negate), np.int64)
+    source = "words" if a_in_tmem else "gathered" if inst.a_mn_major else "turned"
+    return _Planned(
+        native=functions().functions[f"mma_{source}_{inst.a_dtype}"],
+        fields=fields,
+        address=fields.ctypes.data,
+        a=operand_a,
+        b=b,
+        column=d_taddr & 0xFFFF,
+        columns=inst.n,
+        lanes=lanes,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +236,7 @@ class _Output:
         """Forms the parts of D, adds D * factor (None: D is not read), rounds and writes."""
         tmem, inst, every_lane = self.tmem, self.inst, self.lanes is EVERY_LANE
         if factor is not None:
-            tmem.check_written(self.column, self.ncols, self.lanes, "tcgen05.mma reading D")
+            tmem.check_written(self.column, self.ncols, self.lanes, _READING_D)
         negate = inst.a_negate != inst.b_negate
         if (
             inst.d_dtype == "float32"

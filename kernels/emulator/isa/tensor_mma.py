@@ -48,23 +48,17 @@ def mma(b: Binding) -> Handler:
     read_b, read_i = b.scalar(b_desc), b.scalar(idesc)
     read_lanes = [b.scalar(x) for x in disable.items] if disable is not None else None
     group, kind = int(b.match[1]), b.match[2]
+    multiply = partial(_multiply, a_in_tmem=in_tmem, kind=kind, scale_d=scale_d)
 
     def run(w: Warp, mask: int) -> None:
         accumulate, machine = enable(w), w.cta.machine
         ctas = group_of(w, group)
-        for lane in map(int, LANES[mask]):
+        for lane in LANES[mask].tolist():
             off = tuple(x(w, lane) for x in read_lanes) if read_lanes is not None else None
             operands = (read_i(w, lane), read_a(w, lane), read_b(w, lane), read_d(w, lane))
-            options: dict[str, Any] = {
-                "accumulate": bool(accumulate >> lane & 1),
-                "a_in_tmem": in_tmem,
-                "kind": kind,
-                "disable_output_lane": off,
-                "scale_d": scale_d,
-            }
             if machine.race is not None:
                 _note_mma(w, ctas, operands, in_tmem, kind)
-            effect = partial(_multiply, ctas, operands, options)
+            effect = partial(multiply, ctas, operands, bool(accumulate >> lane & 1), off)
             _start(w, "MMA", effect)
         machine.events += 1
 
@@ -74,12 +68,19 @@ def mma(b: Binding) -> Handler:
 Operands = tuple[int, int, int, int]  # instruction descriptor, A, B, D
 
 
-def _multiply(ctas: tuple[Cta, ...], operands: Operands, options: dict[str, Any]) -> None:
+def _multiply(
+    ctas: tuple[Cta, ...],
+    operands: Operands,
+    accumulate: bool,
+    off: tuple[int, ...] | None,
+    **form: Any,
+) -> None:
+    form |= {"accumulate": accumulate, "disable_output_lane": off}
     if len(ctas) == 1:
-        tensorcore.mma(*operands, ctas[0].smem, ctas[0].tmem, **options)
+        tensorcore.mma(*operands, ctas[0].smem, ctas[0].tmem, **form)
         return
     even, odd = ctas
-    tensorcore.mma_pair(*operands, (even.smem, odd.smem), (even.tmem, odd.tmem), **options)
+    tensorcore.mma_pair(*operands, (even.smem, odd.smem), (even.tmem, odd.tmem), **form)
 
 
 def _note_mma(

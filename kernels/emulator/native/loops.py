@@ -45,6 +45,26 @@ class Function(Code):
     def store(self, kind: str, value: str, address: str, align: int) -> None:
         self.lines.append(f"  store {kind} {value}, ptr {address}, align {align}")
 
+    def call_own(self, returns: str, name: str, *arguments: tuple[str, str]) -> str:
+        """Calls a function of the same module; ``arguments``: types and values."""
+        listed = ", ".join(f"{kind} {value}" for kind, value in arguments)
+        if returns == "void":
+            self.lines.append(f"  call void @{name}({listed})")
+            return ""
+        return self.t(f"call {returns} @{name}({listed})")
+
+    def leave_unless(self, condition: str, result: str) -> None:
+        """Returns ``result`` where the i1 does not hold."""
+        self.n += 1
+        name = f"on{self.n}"
+        self.lines += [
+            f"  br i1 {condition}, label %{name}, label %{name}.left",
+            f"{name}.left:",
+            f"  ret {self.returns} {result}",
+            f"{name}:",
+        ]
+        self._block = name
+
     @contextmanager
     def loop(self, count: str, *carried: tuple[str, str]) -> Iterator[Loop]:
         """A loop of ``count`` turns, an i64 above zero; ``carried``: types and first values."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from .jit import NativeModule, compile_functions, host_has
 from .loops import Function, Loop
@@ -42,6 +43,9 @@ def functions() -> NativeModule:
         and ``b_n`` apart; D's columns, a multiple of 8 of them, are ``d_column`` apart, its blocks
         of 16 rows ``d_block``. D = float64 is the product; D = float32 heeds the flags: the product
         is negated, then D added.
+    mma_S_T(plan, window, flags, cells, accumulate) -> 0 if a byte was not written, else 1: all of
+        this in one call, D in float32. ``plan``: the int64 fields of `MmaPlan`; S, where A comes
+        from: turned, gathered (both shared memory) or words (Tensor Memory, from ``cells`` on).
     """
     made = [
         write(dtype)
@@ -49,6 +53,7 @@ def functions() -> NativeModule:
         for write in (_gather, _gather_turned, _words)
     ]
     made += [_product("double"), _product("float")]
+    made += [_mma(source, dtype) for dtype in ("float16", "bfloat16") for source in A_SOURCES]
     types = {
         f.name: ctypes.CFUNCTYPE(_C_TYPES[f.returns], *(_C_TYPES[t] for t in f.parameters))
         for f, _ in made
@@ -56,6 +61,31 @@ def functions() -> NativeModule:
     declared = sorted(set().union(*(f.intrinsics for f, _ in made)))
     text = "\n".join([*declared, *(f.text(result) for f, result in made)])
     return compile_functions(text, types)
+
+
+A_SOURCES = ("turned", "gathered", "words")
+
+
+class MmaPlan(NamedTuple):
+    """What an MMA is before it meets memory, for ``mma_S_T``: arguments of the functions that it
+    calls, in their units. ``a``: chunk numbers' address, or with words the first cell."""
+
+    a: int
+    b: int
+    a_buffer: int
+    b_buffer: int
+    a_count: int  # rows of chunks; gathered: chunks; words: blocks
+    a_other: int  # turned: chunks of a row; words: distance of the blocks; else unused
+    b_count: int
+    d: int  # first cell
+    row_blocks: int
+    columns: int
+    depth: int
+    a_k: int
+    b_k: int
+    b_n: int
+    d_block: int
+    flags: int  # NEGATE
 
 
 def _widened(f: Function, bits: str, dtype: str, lanes: int) -> str:
@@ -203,3 +233,42 @@ def _rounded(f: Function, value: str, place: str, lanes: int, negate: str, adds:
     total = f.t(f"fadd {vector} {value}, {before}")
     value = f.t(f"select i1 {adds}, {vector} {total}, {vector} {value}")
     return f.t(f"fptrunc {vector} {value} to {singles}")
+
+
+# -- all of an MMA ---------------------------------------------------------------------------------
+
+_D_COLUMN = 128  # cells from one of D's columns to the next: Tensor Memory's lanes
+
+
+def _mma(source: str, dtype: str) -> tuple[Function, str]:
+    f = Function(f"mma_{source}_{dtype}", "i32", ("ptr", "ptr", "ptr", "ptr", "i32"))
+    places = {name: f.at("i64", "%p0", str(k)) for k, name in enumerate(MmaPlan._fields)}
+    plan = SimpleNamespace(**{name: f.load("i64", at, 8) for name, at in places.items()})
+    a, b, a_buffer, b_buffer = (
+        f.t(f"inttoptr i64 {x} to ptr") for x in (plan.a, plan.b, plan.a_buffer, plan.b_buffer)
+    )
+    memory = (("ptr", "%p1"), ("ptr", "%p2"))
+    sizes = [("i64", plan.a_count)] + [("i64", plan.a_other)] * (source != "gathered")
+    if source == "words":
+        cells = f.at("i32", "%p3", plan.a)
+        f.call_own("void", f"words_{dtype}", ("ptr", cells), ("ptr", a_buffer), *sizes)
+        written = "1"
+    else:
+        name = f"gather_turned_{dtype}" if source == "turned" else f"gather_{dtype}"
+        written = f.call_own("i32", name, *memory, ("ptr", a), ("ptr", a_buffer), *sizes)
+    count = ("i64", plan.b_count)
+    also = f.call_own("i32", f"gather_{dtype}", *memory, ("ptr", b), ("ptr", b_buffer), count)
+    both = f.t(f"and i32 {written}, {also}")
+    f.leave_unless(f.t(f"icmp ne i32 {both}, 0"), "0")
+    adds = f.t(f"mul i32 %p4, {ACCUMULATE}")
+    flags = f.t(f"or i32 {f.t(f'trunc i64 {plan.flags} to i32')}, {adds}")
+    d = f.at("float", "%p3", plan.d)
+    steps = (plan.row_blocks, plan.columns, plan.depth, plan.a_k, plan.b_k, plan.b_n)
+    f.call_own(
+        "void",
+        "product_float32",
+        *(("ptr", x) for x in (a_buffer, b_buffer, d)),
+        *(("i64", x) for x in (*steps, str(_D_COLUMN), plan.d_block)),
+        ("i32", flags),
+    )
+    return f, "1"
