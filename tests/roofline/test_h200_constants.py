@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.roofline.hardware import wgmma_beside
 from tests.roofline.hardware.wgmma import LENGTHS, Form, descriptor, forms, module
 
 HERE = Path(__file__).parent
@@ -79,6 +80,30 @@ def test_intervals_respect_the_tensor_core(
         assert interval >= 0.995 * form.n / 2, (form, count)
         if count == 1:
             assert int(row["latency_1"]) > interval
+
+
+def test_beside_is_complete_and_possible() -> None:
+    """MMAs of both warpgroups take n / 2 cycles each, one after another; nothing gets faster."""
+    every = rows(HERE / "hardware" / "h200_wgmma_beside.csv")
+    keys = [(row["kind"], row["n"], row["a"], row["other"], row["cycles_0"]) for row in every]
+    assert len(set(keys)) == len(keys)
+    wanted = {
+        (kind, str(form.n), form.a, work)
+        for form in wgmma_beside.FORMS
+        for kind, work in [("turns", "wgmma")]
+        + [(kind, work) for kind in wgmma_beside.GROUPS for work in wgmma_beside.WORK]
+    }
+    assert {key[:4] for key in keys} == wanted
+    for row in every:
+        cells = [float(row[f"cycles_{i}"]) for i in range(6) if row[f"cycles_{i}"]]
+        n = int(row["n"])
+        if row["kind"] == "turns":
+            delay, issued, done, begun, other_issued, other_done = cells
+            assert issued < done and begun < other_issued < other_done
+            assert done >= 8 * n / 2 and max(done, other_done) >= 16 * n / 2
+        else:
+            alone, under, interval, slowed = cells
+            assert under >= 0.99 * alone and slowed >= 0.99 * interval >= 0.99 * n / 2
 
 
 def test_descriptor_fields() -> None:

@@ -7,9 +7,11 @@ needs an sm_90 GPU, torch and cuda-python. Two warpgroups of one CTA, the first 
     turns     both multiply: one group of 8 MMAs each, the second warpgroup ``delay`` cycles later.
               Cycles from the first one's begin: when each had issued its MMAs (instruction after
               commit_group), and when its wait_group 0 passed
-    beside    the second does something else, one warp on each sub-partition, for as long as the
-              first keeps multiplying: cycles of a warp instruction of that, alone and beside the
-              MMAs; cycles of a MMA, alone and beside that
+    stream    the second does something else, one warp on each sub-partition, while the first issues
+              MMAs without end: its warps are held up, since the queue of MMAs is full. Cycles of a
+              warp instruction of the other work, alone and beside the MMAs; cycles of a MMA, alone
+              and beside the other work
+    groups    the same, the first in groups of 4 MMAs, each waited for: nobody is held up
 
 ``softmax`` is what attention does with 8 scores of a thread: 8 fma, 8 max, 8 ex2, 8 add, 4 cvt.
 """
@@ -25,7 +27,7 @@ from typing import Any
 
 from tests.roofline.hardware.wgmma import SMEM, Form, group
 
-GROUP = 8  # MMAs of a commit group
+GROUPS = {"stream": 8, "groups": 4}  # MMAs of a commit group
 WORDS = 4  # begun, issued, done, unused
 FORMS = tuple(Form("bf16", n, a, "K") for n in (80, 128, 256) for a in ("smem", "registers"))
 DELAYS = (0, 100, 200, 400, 800)
@@ -77,16 +79,19 @@ def instructions(work: str) -> int:
     return 36 * SOFTMAXES if work == "softmax" else 8 * BLOCKS
 
 
-def _multiply(form: Form, label: str) -> str:
+def _multiply(form: Form, kind: str, label: str) -> str:
     """A loop over groups; notes begin, the end of issue, and the end."""
+    size = GROUPS[kind]
+    wait = "wgmma.wait_group.sync.aligned 0;" if kind == "groups" else ""
     return f"""
   mov.u64 %t0, %clock64;
   mov.u32 %r3, 0;
 {label}:
   .pragma "nounroll";
   wgmma.fence.sync.aligned;
-  {group(form, GROUP)}
-  add.u32 %r3, %r3, {GROUP};
+  {group(form, size)}
+  {wait}
+  add.u32 %r3, %r3, {size};
   setp.lt.u32 %again, %r3, %mmas;
   @%again bra {label};
   mov.u64 %t1, %clock64;
@@ -94,9 +99,9 @@ def _multiply(form: Form, label: str) -> str:
   mov.u64 %t2, %clock64;"""
 
 
-def _other(form: Form, work: str) -> str:
+def _other(form: Form, kind: str, work: str) -> str:
     if work == "wgmma":
-        return _multiply(form, "second")
+        return _multiply(form, kind, "second")
     body = "\n  ".join(WORK[work])
     return f"""
   mov.u64 %t0, %clock64;
@@ -112,11 +117,11 @@ second:
   mov.u64 %t2, %t1;"""
 
 
-def name(form: Form, work: str) -> str:
-    return f"{form.name}_{work.replace('.', '_')}"
+def name(form: Form, kind: str, work: str) -> str:
+    return f"{form.name}_{kind}_{work.replace('.', '_')}"
 
 
-def entry(form: Form, work: str) -> str:
+def entry(form: Form, kind: str, work: str) -> str:
     """times[warpgroup, WORDS]; mmas of the first (and second) warpgroup; loops of the other work;
     cycles that the second waits first; zero."""
     parameters = ("times", "mmas", "loops", "delay", "zero")
@@ -128,7 +133,7 @@ def entry(form: Form, work: str) -> str:
     rest += [f"xor.b32 %h0, %h0, %y{i};" for i in range(4 * SOFTMAXES)]
     floats = "\n  ".join(rest)
     return f"""
-.visible .entry {name(form, work)}({", ".join(f".param .u64 {x}" for x in parameters)})
+.visible .entry {name(form, kind, work)}({", ".join(f".param .u64 {x}" for x in parameters)})
 .maxntid 256, 1, 1
 {{
   .reg .f32 %f<{sums}>, %g<8>, %c, %t, %m, %s;
@@ -162,7 +167,7 @@ def entry(form: Form, work: str) -> str:
   {listed}
   setp.eq.u32 %p, %r1, 0;
   bar.sync 0;
-  @!%p bra other;{_multiply(form, "firsts")}
+  @!%p bra other;{_multiply(form, kind, "firsts")}
   bra done;
 other:
   mov.u64 %t0, %clock64;
@@ -170,7 +175,7 @@ other:
 hold:
   mov.u64 %t0, %clock64;
   setp.lt.u64 %again, %t0, %wait;
-  @%again bra hold;{_other(form, work)}
+  @%again bra hold;{_other(form, kind, work)}
 done:
   @%first st.global.v2.u64 [%out], {{%t0, %t1}};
   @%first st.global.u64 [%out+16], %t2;
@@ -193,7 +198,8 @@ def module(forms: tuple[Form, ...] = FORMS) -> str:
     head = (
         ".version 8.0\n.target sm_90a\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];\n"
     )
-    return head + "".join(entry(form, work) for form in forms for work in ("wgmma", *WORK))
+    runs = [("stream", "wgmma"), *((kind, work) for kind in GROUPS for work in WORK)]
+    return head + "".join(entry(form, *run) for form in forms for run in runs)
 
 
 @dataclass
@@ -203,48 +209,45 @@ class Bench:
     gpu: Any
     loaded: Any
 
-    def run(
-        self, form: Form, work: str, mmas: int, loops: int, delay: int, *, threads: int = 256
-    ) -> Any:
+    def run(self, form: Form, kind: str, work: str, mmas: int, loops: int, delay: int) -> Any:
         """int64 [2 warpgroups, begun/issued/done], from the first one's begin."""
         import torch
 
-        kernel = self.gpu.function(self.loaded, name(form, work), smem=SMEM)
+        kernel = self.gpu.function(self.loaded, name(form, kind, work), smem=SMEM)
         times = torch.zeros((2, WORDS), dtype=torch.int64, device="cuda")
         for _ in range(2):
-            self.gpu.launch(kernel, 1, threads, SMEM, times.data_ptr(), mmas, loops, delay, 0)
+            self.gpu.launch(kernel, 1, 256, SMEM, times.data_ptr(), mmas, loops, delay, 0)
         torch.cuda.synchronize()
         return (times - times[0, 0])[:, :3].cpu()
-
-    def cycles(self, form: Form, work: str, mmas: int, loops: int, delay: int) -> tuple[float, ...]:
-        """(of a MMA, of a loop of the other work), each over its own whole time."""
-        times = self.run(form, work, mmas, loops, delay)
-        return float(times[0, 2]) / mmas, float(times[1, 1] - times[1, 0]) / loops
 
 
 def turns(bench: Bench, form: Form) -> list[list[object]]:
     rows = []
     for delay in DELAYS:
-        (_, issued, done), (begun, other_issued, other_done) = bench.run(
-            form, "wgmma", GROUP, 0, delay
-        ).tolist()
-        rows.append(
-            ["turns", form.n, form.a, "wgmma", delay, issued, done, begun, other_issued, other_done]
-        )
+        times = bench.run(form, "stream", "wgmma", GROUPS["stream"], 0, delay)
+        (_, issued, done), (begun, other_issued, other_done) = times.tolist()
+        cells = [issued, done, begun, other_issued, other_done]
+        rows.append(["turns", form.n, form.a, "wgmma", delay, *cells])
     return rows
 
 
-def beside(bench: Bench, form: Form, work: str) -> list[object]:
+def beside(bench: Bench, form: Form, kind: str, work: str) -> list[object]:
     """Both sides run long; the one that is timed ends before the other does."""
+
+    def cycles(mmas: int, loops: int, delay: int) -> tuple[float, float]:
+        """(of a MMA, of a loop of the other work), each over its own whole time."""
+        times = bench.run(form, kind, work, mmas, loops, delay)
+        return float(times[0, 2]) / mmas, float(times[1, 1] - times[1, 0]) / loops
+
     long = 4096
-    _, alone = bench.cycles(form, work, GROUP, 64, 3000)  # the MMAs are over before it begins
-    interval, _ = bench.cycles(form, work, long, 1, 0)
-    enough = long * form.n / 2
-    _, under = bench.cycles(form, work, long, max(4, int(enough / alone / 4)), 2000)
-    slowed, _ = bench.cycles(form, work, long, int(3 * enough / alone), 0)
+    _, alone = cycles(GROUPS[kind], 64, 3000)  # the MMAs are over before it begins
+    interval, _ = cycles(long, 1, 0)
+    enough = long * interval
+    _, under = cycles(long, max(4, int(enough / alone / 5)), 2000)
+    slowed, _ = cycles(long, int(3 * enough / alone), 0)
     count = instructions(work)
     cells = [f"{value:.3f}" for value in (alone / count, under / count, interval, slowed)]
-    return ["beside", form.n, form.a, work, *cells, "", ""]
+    return [kind, form.n, form.a, work, *cells, "", ""]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -266,13 +269,16 @@ def main(arguments: list[str] | None = None) -> int:
         file.write(
             "# made by python -m tests.roofline.hardware.wgmma_beside, whose text says how.\n"
         )
-        file.write("# turns: delay, first issued, done, second begun, issued, done; beside: the\n")
-        file.write("# other's instruction alone, beside MMAs, a MMA alone, beside the other.\n")
+        file.write(
+            "# turns: delay, first issued, done, second begun, issued, done; else: the other\n"
+        )
+        file.write("# work's instruction alone, beside MMAs, a MMA alone, beside the other work.\n")
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["kind", "n", "a", "other", *(f"cycles_{i}" for i in range(6))])
         for form in FORMS:
             writer.writerows(turns(bench, form))
-            writer.writerows(beside(bench, form, work) for work in WORK)
+            for kind in GROUPS:
+                writer.writerows(beside(bench, form, kind, work) for work in WORK)
     return 0
 
 
