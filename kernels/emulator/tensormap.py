@@ -139,8 +139,14 @@ class TensorMap:
 
     @cached_property
     def tile_bytes(self) -> int:
-        """Bytes of one tile in shared memory, and what its load completes on an mbarrier."""
+        """Bytes of one tile in shared memory."""
         return int(np.prod(self.tile, dtype=np.int64)) * self.smem_element_bits // 8
+
+    @cached_property
+    def tx_bytes(self) -> int:
+        """What the load of a tile completes on an mbarrier: its bytes without padding, as CuTe
+        DSL's kernels of padded types expect (cutlass.experimental.cuda.TensorMap)."""
+        return int(np.prod(self.tile, dtype=np.int64)) * self.element_bits // 8
 
     @cached_property
     def all_strides_bytes(self) -> tuple[int, ...]:

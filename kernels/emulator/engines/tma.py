@@ -102,7 +102,7 @@ def load_tile(
         source = _global_view(tmap, place, gmem, "TMA load", write=False)
         staging[place.inside] = _as_tf32(source) if tmap.tf32_rounding else source
     _write_swizzled(tmap, staging.reshape(-1), smem, smem_addr)
-    return tmap.tile_bytes
+    return tmap.tx_bytes
 
 
 def _as_tf32(source: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -152,7 +152,7 @@ def _load_narrow(
     _write_swizzled(rows, spread.reshape(-1), smem, smem_addr)
     index = (smem_addr >> 4) + _chunks_of(rows, smem_addr)
     smem.forget_chunk_ends(index, kept)
-    return tmap.tile_bytes
+    return tmap.tx_bytes
 
 
 def store_tile(

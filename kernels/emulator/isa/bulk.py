@@ -64,7 +64,7 @@ def tensor_load(b: Binding) -> Handler:
                 cells = partial(tma.tile_cells, tmap, box)
                 origin = (tma.tile_start(tmap, box), (id(tmap), box), cells)
                 where = (there, start, tmap.tile_bytes, notified, at)
-                _issue_load(w, "TMA load", effect, *where, origin=origin)
+                _issue_load(w, "TMA load", effect, *where, origin=origin, tx_bytes=tmap.tx_bytes)
         machine.events += 1
 
     return run
@@ -134,8 +134,10 @@ def _issue_load(
     at: int,
     source: tuple[Cta, int] | None = None,
     origin: Origin | None = None,
+    tx_bytes: int | None = None,
 ) -> None:
-    """``source``: where in shared memory the data comes from, or ``origin``, where in global."""
+    """``source``: where in shared memory the data comes from, or ``origin``, where in global.
+    ``tx_bytes``: what the barrier hears of, where it is not all."""
     machine = w.cta.machine
     race = machine.race
     engine = None
@@ -150,7 +152,8 @@ def _issue_load(
     def complete() -> None:
         if race is not None and engine is not None:
             race.engine_arrive(engine, notified, at)
-        notified.mbarriers.complete_tx(at, nbytes, who=what.split()[0])
+        told = nbytes if tx_bytes is None else tx_bytes
+        notified.mbarriers.complete_tx(at, told, who=what.split()[0])
 
     machine.asyncs.issue(None, AsyncOp(what, w, w.pc, effect, complete))
 

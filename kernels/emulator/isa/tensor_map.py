@@ -15,7 +15,7 @@ import numpy as np
 
 from ..findings import EmulatorFault
 from ..ptx.ast import Imm
-from ..tensormap import TENSOR_MAP_BYTES, TENSORMAP_ELEMENT_CODES
+from ..tensormap import DEFINED_BYTES, TENSOR_MAP_BYTES, TENSORMAP_ELEMENT_CODES
 from .table import LANES, SHARED_GENERIC_BASE, Binding, Handler, first_lane, machine
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ def replaced(raw: bytes, field: str, ordinal: int, value: int) -> bytes:
 
 @dataclass(frozen=True)
 class _Place:
-    """A map in memory, accessed by one lane: the ``index``-th of those that execute."""
+    """A map in memory, accessed by one lane: the ``index``-th of those that execute. Only the bytes
+    that mean something are touched; CuTe DSL's kernels leave the others unwritten."""
 
     w: Warp
     shared: bool
@@ -135,19 +136,19 @@ class _Place:
         cta = self.w.cta
         if not self.shared:
             return cta.gmem
-        cta.smem.check_range(self.address, TENSOR_MAP_BYTES, "access to a tensor map")
+        cta.smem.check_range(self.address, DEFINED_BYTES, "access to a tensor map")
         if (race := cta.machine.race) is not None:
             at, chosen = np.array([self.address]), np.array([self.index])
-            race.smem(self.w, cta, at, TENSOR_MAP_BYTES, write, None, chosen)
+            race.smem(self.w, cta, at, DEFINED_BYTES, write, None, chosen)
         return cta.smem
 
     def read(self) -> bytes:
         memory = self._memory(False)
-        return memory.read_bytes(self.address, TENSOR_MAP_BYTES, "tensor map").tobytes()
+        return memory.read_bytes(self.address, DEFINED_BYTES, "reading a tensor map").tobytes()
 
     def write(self, raw: bytes) -> None:
         data = np.frombuffer(raw, np.uint8)
-        self._memory(True).write_bytes(self.address, data, "tensor map")
+        self._memory(True).write_bytes(self.address, data, "writing a tensor map")
 
 
 @machine(
