@@ -18,6 +18,7 @@ from . import (  # noqa: F401  (they fill the table)
     tensor,
     tensor_map,
     tensor_mma,
+    warp_mma,
     wgmma,
 )
 from .table import FULL, LANES, Handler, Wait, bind, first_lane
