@@ -85,15 +85,17 @@ def test_intervals_respect_the_tensor_core(
 def test_beside_is_complete_and_possible() -> None:
     """MMAs of both warpgroups take n / 2 cycles each, one after another; nothing gets faster."""
     every = rows(HERE / "hardware" / "h200_wgmma_beside.csv")
-    keys = [(row["kind"], row["n"], row["a"], row["other"], row["cycles_0"]) for row in every]
+    names = ("kind", "n", "a", "other", "warps", "cycles_0")
+    keys = [tuple(row[name] for name in names) for row in every]
     assert len(set(keys)) == len(keys)
+    works = [(kind, work) for kind in wgmma_beside.GROUPS for work in wgmma_beside.WORK]
     wanted = {
-        (kind, str(form.n), form.a, work)
+        (kind, str(form.n), form.a, work, str(warps))
         for form in wgmma_beside.FORMS
-        for kind, work in [("turns", "wgmma")]
-        + [(kind, work) for kind in wgmma_beside.GROUPS for work in wgmma_beside.WORK]
+        for kind, work in [("turns", "wgmma"), *works]
+        for warps in ((1,) if kind == "turns" else wgmma_beside.warps(form))
     }
-    assert {key[:4] for key in keys} == wanted
+    assert {key[:5] for key in keys} == wanted
     for row in every:
         cells = [float(row[f"cycles_{i}"]) for i in range(6) if row[f"cycles_{i}"]]
         n = int(row["n"])

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Latencies that the cycle model needs, measured on a Hopper or newer GPU, in SM cycles:
 //
-//     nvcc -gencode=arch=compute_90a,code=sm_90a -O3 -o latencies latencies.cu -lcuda && ./latencies
+//     nvcc -gencode=arch=compute_90a,code=sm_90a -O3 -o latencies latencies.cu && ./latencies
 //
 // Prints JSON. Chains of dependent instructions are timed with clock64() over many steps; barriers
 // by two warps that answer each other; TMA tiles (64 x 128 bf16, 128-byte swizzle, as attention
@@ -53,9 +53,9 @@ CHAIN(chain_shfl, int x = threadIdx.x,
 CHAIN(chain_vote, int x = i,
       asm volatile("{.reg .pred p; setp.ne.s32 p, %0, 7; vote.sync.ballot.b32 %0, p, 0xffffffff;}"
                    : "+r"(x)))
-CHAIN(chain_elect, unsigned x = 0xffffffffu,
-      asm volatile("{.reg .pred p; .reg .b32 l; elect.sync l|p, %0; selp.b32 %0, 0xffffffff, -1, p;"
-                   " or.b32 %0, %0, l;}" : "+r"(x)))
+CHAIN(chain_elect_add, int x = i,
+      asm volatile("{.reg .pred p; .reg .b32 l; elect.sync l|p, 0xffffffff; @p add.s32 %0, %0, %1;}"
+                   : "+r"(x) : "r"(i)))
 
 __global__ void chain_smem(long long* out) {
   __shared__ unsigned cell[32];
@@ -70,15 +70,14 @@ __global__ void chain_smem(long long* out) {
   if (x == 1) out[1] = x;
 }
 
-__global__ void chain_global(long long* out, unsigned long long* cells) {  // past L1: from L2
+// Past L1: from L2, where all the ring lies after `warm` steps.
+__global__ void chain_global(long long* out, unsigned long long* cells, int warm) {
   unsigned long long x = (unsigned long long)cells;
-  long long start = 0, end = 0;
-  for (int round = 0; round < 2; ++round) {
-    start = clock64();
+  for (int k = 0; k < warm; ++k) asm volatile("ld.global.cg.b64 %0, [%0];" : "+l"(x));
+  long long start = clock64();
 #pragma unroll 8
-    for (int k = 0; k < STEPS; ++k) asm volatile("ld.global.cg.b64 %0, [%0];" : "+l"(x));
-    end = clock64();
-  }
+  for (int k = 0; k < STEPS; ++k) asm volatile("ld.global.cg.b64 %0, [%0];" : "+l"(x));
+  long long end = clock64();
   if (threadIdx.x == 0) out[0] = end - start;
   if (x == 1) out[1] = x;
 }
@@ -183,9 +182,9 @@ __global__ void tma_load(const __grid_constant__ CUtensorMap map, int rows, int 
   if (threadIdx.x == 0) {
     mbarrier_init(b, 1);
     asm volatile("fence.proxy.async;" ::: "memory");
-    int tiles = rows / 128;
+    int tiles = rows / 128, tile = blockIdx.x * 37 % tiles;
     for (int k = 0; k < 128; ++k) {
-      int tile = (blockIdx.x * 37 + k * 5) % tiles;
+      if ((tile += 5) >= tiles) tile -= tiles;  // no division: ptxas would put it behind the clock
       long long start = clock64();
       asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(b), "r"(copies * 16384) : "memory");
       for (int c = 0; c < copies; ++c)
@@ -233,7 +232,7 @@ int main() {
   printf("{\n  \"gpu\": \"%s\",\n  \"sms\": %d,\n", prop.name, prop.multiProcessorCount);
 #define REPORT(NAME) NAME<<<1, 32>>>(out, 1.0f, 3); printf("  \"%s\": %.1f,\n", #NAME, steps(#NAME))
   REPORT(chain_fma); REPORT(chain_max); REPORT(chain_lop); REPORT(chain_imad); REPORT(chain_ex2);
-  REPORT(chain_cvt); REPORT(chain_shfl); REPORT(chain_vote); REPORT(chain_elect);
+  REPORT(chain_cvt); REPORT(chain_shfl); REPORT(chain_vote); REPORT(chain_elect_add);
   chain_smem<<<1, 32>>>(out);
   printf("  \"chain_smem\": %.1f,\n", steps(""));
   const int cells = 1 << 16;  // pointers to each other, a 128-byte line apart
@@ -243,7 +242,7 @@ int main() {
   for (int k = 0; k < cells; ++k)
     host[k * 16] = (unsigned long long)(ring + (size_t)((k + 4097) % cells) * 16);
   CHECK(cudaMemcpy(ring, host.data(), host.size() * 8, cudaMemcpyHostToDevice));
-  chain_global<<<1, 32>>>(out, ring);
+  chain_global<<<1, 32>>>(out, ring, cells);
   printf("  \"chain_global_l2\": %.1f,\n", steps(""));
   empty_loop<<<1, 32>>>(out, STEPS);
   printf("  \"empty_loop\": %.1f,\n", steps(""));
@@ -260,12 +259,16 @@ int main() {
   void* data;
   CHECK(cudaMalloc(&data, (size_t)rows * 256));
   CHECK(cudaMemset(data, 1, (size_t)rows * 256));
+  decltype(&cuTensorMapEncodeTiled) encode;  // without linking libcuda
+  cudaDriverEntryPointQueryResult found;
+  CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void**)&encode, 12000,
+                                         cudaEnableDefault, &found));
   CUtensorMap map;
   cuuint64_t dims[2] = {128, rows}, strides[1] = {256};
   cuuint32_t box[2] = {64, 128}, element[2] = {1, 1};
-  CHECK(cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, data, dims, strides, box,
-                               element, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                               CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+  CHECK(encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, data, dims, strides, box, element,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
   int sms = prop.multiProcessorCount;
   printf("  \"tma_16k_alone\": %.0f,\n", tma(map, rows, 1, 2000, 1));
   printf("  \"tma_32k_alone\": %.0f,\n", tma(map, rows, 2, 2000, 1));

@@ -2,15 +2,15 @@
 
     python -m tests.roofline.hardware.wgmma_beside --out h200_wgmma_beside.csv
 
-needs an sm_90 GPU, torch and cuda-python. Two warpgroups of one CTA, the first multiplies. Rows:
+needs an sm_90 GPU, torch and cuda-python. Warpgroups of one CTA, the first multiplies. Rows:
 
     turns     both multiply: one group of 8 MMAs each, the second warpgroup ``delay`` cycles later.
               Cycles from the first one's begin: when each had issued its MMAs (instruction after
               commit_group), and when its wait_group 0 passed
-    stream    the second does something else, one warp on each sub-partition, while the first issues
-              MMAs without end: its warps are held up, since the queue of MMAs is full. Cycles of a
-              warp instruction of the other work, alone and beside the MMAs; cycles of a MMA, alone
-              and beside the other work
+    stream    the second (and third: ``warps`` on each sub-partition) does something else, while
+              the first issues MMAs without end: its warps are held up, since the queue of MMAs is
+              full. Cycles of a warp instruction of the other work, alone and beside the MMAs;
+              cycles of a MMA, alone and beside the other work
     groups    the same, the first in groups of 4 MMAs, each waited for: nobody is held up
 
 ``softmax`` is what attention does with 8 scores of a thread: 8 fma, 8 max, 8 ex2, 8 add, 4 cvt.
@@ -29,7 +29,7 @@ from tests.roofline.hardware.wgmma import SMEM, Form, group
 
 GROUPS = {"stream": 8, "groups": 4}  # MMAs of a commit group
 WORDS = 4  # begun, issued, done, unused
-FORMS = tuple(Form("bf16", n, a, "K") for n in (80, 128, 256) for a in ("smem", "registers"))
+FORMS = tuple(Form("bf16", n, a, "K") for n in (64, 80, 128, 256) for a in ("smem", "registers"))
 DELAYS = (0, 100, 200, 400, 800)
 BLOCKS, SOFTMAXES = 8, 4  # of eight independent instructions, or scores, a loop
 
@@ -117,6 +117,11 @@ second:
   mov.u64 %t2, %t1;"""
 
 
+def warps(form: Form) -> tuple[int, ...]:
+    """How many others a sub-partition has at most: as the registers of the sums allow."""
+    return (1, 2) if form.n <= 128 else (1,)
+
+
 def name(form: Form, kind: str, work: str) -> str:
     return f"{form.name}_{kind}_{work.replace('.', '_')}"
 
@@ -134,7 +139,7 @@ def entry(form: Form, kind: str, work: str) -> str:
     floats = "\n  ".join(rest)
     return f"""
 .visible .entry {name(form, kind, work)}({", ".join(f".param .u64 {x}" for x in parameters)})
-.maxntid 256, 1, 1
+.maxntid {128 + 128 * warps(form)[-1]}, 1, 1
 {{
   .reg .f32 %f<{sums}>, %g<8>, %c, %t, %m, %s;
   .reg .b32 %a<16>, %h<8>, %x<5>, %y<{4 * SOFTMAXES}>, %r<4>, %mmas, %loops, %zero, %at;
@@ -209,14 +214,18 @@ class Bench:
     gpu: Any
     loaded: Any
 
-    def run(self, form: Form, kind: str, work: str, mmas: int, loops: int, delay: int) -> Any:
-        """int64 [2 warpgroups, begun/issued/done], from the first one's begin."""
+    def run(
+        self, form: Form, kind: str, work: str, mmas: int, loops: int, delay: int, others: int = 1
+    ) -> Any:
+        """int64 [1 + others warpgroups, begun/issued/done], from the first one's begin."""
         import torch
 
         kernel = self.gpu.function(self.loaded, name(form, kind, work), smem=SMEM)
-        times = torch.zeros((2, WORDS), dtype=torch.int64, device="cuda")
+        times = torch.zeros((1 + others, WORDS), dtype=torch.int64, device="cuda")
         for _ in range(2):
-            self.gpu.launch(kernel, 1, 256, SMEM, times.data_ptr(), mmas, loops, delay, 0)
+            self.gpu.launch(
+                kernel, 1, 128 + 128 * others, SMEM, times.data_ptr(), mmas, loops, delay, 0
+            )
         torch.cuda.synchronize()
         return (times - times[0, 0])[:, :3].cpu()
 
@@ -227,27 +236,29 @@ def turns(bench: Bench, form: Form) -> list[list[object]]:
         times = bench.run(form, "stream", "wgmma", GROUPS["stream"], 0, delay)
         (_, issued, done), (begun, other_issued, other_done) = times.tolist()
         cells = [issued, done, begun, other_issued, other_done]
-        rows.append(["turns", form.n, form.a, "wgmma", delay, *cells])
+        rows.append(["turns", form.n, form.a, "wgmma", 1, delay, *cells])
     return rows
 
 
-def beside(bench: Bench, form: Form, kind: str, work: str) -> list[object]:
-    """Both sides run long; the one that is timed ends before the other does."""
+def beside(bench: Bench, form: Form, kind: str, work: str, others: int) -> list[object]:
+    """Both sides run long; the one that is timed ends before the other does. Cycles of the other
+    work are for one instruction of any of a sub-partition's other warps."""
 
     def cycles(mmas: int, loops: int, delay: int) -> tuple[float, float]:
         """(of a MMA, of a loop of the other work), each over its own whole time."""
-        times = bench.run(form, kind, work, mmas, loops, delay)
-        return float(times[0, 2]) / mmas, float(times[1, 1] - times[1, 0]) / loops
+        times = bench.run(form, kind, work, mmas, loops, delay, others)
+        span = times[1:, 1].max() - times[1:, 0].min()
+        return float(times[0, 2]) / mmas, float(span) / loops / others
 
     long = 4096
     _, alone = cycles(GROUPS[kind], 64, 3000)  # the MMAs are over before it begins
     interval, _ = cycles(long, 1, 0)
     enough = long * interval
-    _, under = cycles(long, max(4, int(enough / alone / 5)), 2000)
-    slowed, _ = cycles(long, int(3 * enough / alone), 0)
+    _, under = cycles(long, max(4, int(enough / alone / others / 5)), 2000)
+    slowed, _ = cycles(long, int(3 * enough / alone / others), 0)
     count = instructions(work)
     cells = [f"{value:.3f}" for value in (alone / count, under / count, interval, slowed)]
-    return [kind, form.n, form.a, work, *cells, "", ""]
+    return [kind, form.n, form.a, work, others, *cells, "", ""]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -274,11 +285,15 @@ def main(arguments: list[str] | None = None) -> int:
         )
         file.write("# work's instruction alone, beside MMAs, a MMA alone, beside the other work.\n")
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["kind", "n", "a", "other", *(f"cycles_{i}" for i in range(6))])
+        writer.writerow(["kind", "n", "a", "other", "warps", *(f"cycles_{i}" for i in range(6))])
         for form in FORMS:
             writer.writerows(turns(bench, form))
             for kind in GROUPS:
-                writer.writerows(beside(bench, form, kind, work) for work in WORK)
+                writer.writerows(
+                    beside(bench, form, kind, work, others)
+                    for work in WORK
+                    for others in warps(form)
+                )
     return 0
 
 
