@@ -92,6 +92,7 @@ class BarrierHooks(ClocksOfCluster):
         own = self.agents.fit(self._warps[warp])
         if (barrier := self._barrier(cta, addr, own, "arrival")) is None:
             return
+        self._visit(self._warps[warp], cta, warp.pc)
         if self.strict and lanes is not None and lanes != warp.alive:
             # Parts of a warp that arrive in turn have, together, arrived as a whole.
             lanes |= barrier.parts.get(warp, 0)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..findings import EmulatorFault
 from ..memory.tensor import COLUMNS
 from .clocks import (
     ASYNC,
@@ -105,6 +106,9 @@ class ClocksOfCluster(Reports):
         # A warp's bundles at its last fence.acq_rel or .sc, by the fence's scope.
         self._fenced: dict[Any, dict[int, Bundle]] = {}
         self._ctas: dict[int, CtaShadow] = {}
+        # By CTA: the last access to it by each agent of another, as (clock, segment, warp).
+        self._visits: dict[int, dict[int, tuple[int, int, Any]]] = {}
+        self._hosts: set[tuple[Any, int]] = set()  # (warp, CTA that it knows to have started)
 
     def add_cta(self, cta: Cta) -> None:
         smem = Shadow(cta.smem.nbytes // CELL_BYTES + 1)
@@ -246,3 +250,51 @@ class ClocksOfCluster(Reports):
             conflict = shadow.read(cells, view, agent.index, agent.clock, pc, fine, by)
         if conflict is not None:
             raise self._fault(conflict, agent, row, write, space, base)
+
+    # -- CTAs of a cluster -------------------------------------------------------------------------
+
+    def _visit(self, agent: Agent, cta: Cta, pc: int) -> None:
+        """The agent accesses shared or Tensor Memory of the CTA, which for another than its own
+        must have started (CUDA C++ Programming Guide, distributed shared memory) and, see
+        `check_hosts`, must not end before."""
+        warp = agent.warp
+        if warp.cta is cta:
+            return
+        self._visits.setdefault(id(cta), {})[agent.index] = (agent.clock, pc, warp)
+        if (warp, id(cta)) in self._hosts:
+            return
+        known = executed(self.agents.fit(agent))
+        if not any(known[self._warps[other].index] for other in cta.warps):
+            raise EmulatorFault(
+                "cluster_cta_not_started",
+                f"an access to CTA {cta.rank} of the cluster, of which nothing says that it has"
+                " started: barrier.cluster before the first access is missing",
+                rank=cta.rank,
+            )
+        self._hosts.add((warp, id(cta)))
+
+    def check_hosts(self, cta: Cta) -> None:
+        """The CTA has ended: some thread of it must have known of each access from outside."""
+        visits = self._visits.get(id(cta))
+        if visits is None:
+            return
+        known = np.max([executed(self.agents.fit(self._warps[w])) for w in cta.warps], axis=0)
+        for index, (clock, pc, warp) in visits.items():
+            if known[index] < clock:
+                ins = self.program.segments[pc].first
+                raise EmulatorFault(
+                    "cluster_cta_exited",
+                    f"nothing orders the end of CTA {cta.rank} of the cluster behind the access to"
+                    f" it by {self._name(self.agents.all[index])} of CTA {warp.cta.rank}"
+                    f" (ptx:{ins.line}): by then its memory may be gone. A wait for what that"
+                    " access completes, or barrier.cluster, is missing",
+                    rank=cta.rank,
+                    issuer=warp,
+                    pc=pc,
+                )
+
+
+def executed(bundle: Bundle) -> NDArray[np.int32]:
+    """What came before in time, whether or not its memory accesses are ordered."""
+    rows: NDArray[np.int32] = bundle[[GENERIC, LOOSE, UNRELEASED]].max(axis=0)
+    return rows

@@ -20,6 +20,7 @@ class CopyHooks(BarrierHooks):
         shadow = self._ctas[id(cta)]
         cells = slice((addr - shadow.base) >> 2, (addr - shadow.base + nbytes + 3) >> 2)
         self._access(shadow.smem, cells, engine, ASYNC, True, warp.pc, "smem", shadow.base)
+        self._visit(engine, cta, warp.pc)
         return engine
 
     def tma_store(self, warp: Warp, cta: Cta, addr: int, nbytes: int) -> Agent:
@@ -38,6 +39,7 @@ class CopyHooks(BarrierHooks):
 
     def barrier_used(self, warp: Warp, cta: Cta, addr: int, what: str) -> None:
         """An operation that will complete on an mbarrier is issued: its init must come before."""
+        self._visit(self._warps[warp], cta, warp.pc)
         self._barrier(cta, addr, self.agents.fit(self._warps[warp]), what)
 
     def engine_arrive(self, engine: Agent, cta: Cta, addr: int) -> None:

@@ -34,7 +34,9 @@ class RaceDetector(ThreadHooks, CopyHooks, TensorCoreHooks):
     access memory raise `EmulatorFault` for an unordered conflict."""
 
     def check_exit(self, cta: Cta) -> None:
-        """Every asynchronous operation of the CTA must have been waited for by somebody."""
+        """Every asynchronous operation of the CTA must have been waited for by somebody, and every
+        access to it from another CTA must have come before its end."""
+        self.check_hosts(cta)
         known = self.agents.zero()[GENERIC]
         for agent in self._warps.values():
             known = np.maximum(known, self.agents.fit(agent)[GENERIC])

@@ -101,6 +101,7 @@ class TensorCoreHooks(BarrierHooks):
         core.clock += 1
         core.bundle[:, core.index] = core.clock
         for cta in ctas:
+            self._visit(core, cta, warp.pc)
             self._mma_cells(core, warp.pc, self._ctas[id(cta)], smem_cells, tmem_reads, d, quads)
 
     def _mma_cells(
@@ -123,6 +124,8 @@ class TensorCoreHooks(BarrierHooks):
         bundle = self.agents.fit(self._warps[warp])
         if (barrier := self._barrier(cta, addr, bundle, "tcgen05.commit")) is not None:
             self._check_init_fence(barrier, bundle, "tcgen05.commit", addr)
+            core.bundle = join(self.agents.fit(core), self._issuer(warp))
+            self._visit(core, cta, warp.pc)
         return self._published(core)
 
     def tmem_allocated(self, cta: Cta, column: int, columns: int) -> None:

@@ -49,6 +49,7 @@ class ThreadHooks(BarrierHooks):
         ``data``: what a store writes, a row a lane. ``chosen``: which of the lanes that execute
         (None: as many of the lowest as there are addresses)."""
         warp_agent = agent = self._warps[warp]
+        self._visit(agent, cta, warp.pc)
         if self.strict:
             agent = self._lane_agent(warp, agent)
         shadow = self._ctas[id(cta)]
@@ -129,6 +130,7 @@ class ThreadHooks(BarrierHooks):
         if reads or not write:
             self.flags.acquire(warp, keys, order)
         agent, shadow = self._warps[warp], self._ctas[id(cta)]
+        self._visit(agent, cta, warp.pc)
         # Narrow operations count as if they were on the whole word.
         words = max(nbytes // CELL_BYTES, 1)
         cells = ((addrs - shadow.base) // CELL_BYTES)[:, None] + np.arange(words)
@@ -145,6 +147,7 @@ class ThreadHooks(BarrierHooks):
     def store_async(self, warp: Warp, cta: Cta, addrs: NDArray[np.int64], nbytes: int) -> Agent:
         """st.async or red.async is issued; pass the agent to `engine_arrive` at completion."""
         engine: Agent = self.agents.engine(ST_ASYNC, self._warps[warp])
+        self._visit(engine, cta, warp.pc)
         shadow = self._ctas[id(cta)]
         cells = cells_of(addrs, nbytes, shadow.base)
         self._access(shadow.smem, cells, engine, GENERIC, True, warp.pc, "smem", shadow.base)

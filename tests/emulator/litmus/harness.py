@@ -9,7 +9,7 @@ the given finding, whatever the schedule, because checks depend on synchronisati
 The text of a warp can use, all declared here:
 
     %warp %lane          its numbers; %lead is true in lane 0
-    %r0-%r15 %rd0-%rd7 %f0-%f3 %p0-%p3
+    %h0-%h1 %r0-%r15 %rd0-%rd7 %f0-%f3 %p0-%p3
     %out                 address of the thread's own word of ``out``, uint32[threads]
     %in                  address of ``data``, the input
     smem                 shared array, at window address BASE; bytes 0-255 for mbarriers and such
@@ -110,7 +110,8 @@ _MODULE = ".version 9.1\n.target sm_100a\n.address_size 64\n"
 _HEAD = f"""
 .shared .align 1024 .b8 smem[{SMEM_BYTES}];
 .reg .b32 %thread, %warp, %lane, %tmem, %cta;
-.reg .b32 %r<16>; .reg .b64 %rd<8>; .reg .f32 %f<4>; .reg .pred %p<4>; .reg .pred %lead;
+.reg .b16 %h<2>; .reg .b32 %r<16>; .reg .b64 %rd<8>;
+.reg .f32 %f<4>; .reg .pred %p<4>; .reg .pred %lead;
 .reg .b64 %out, %in;
 mov.u32 %thread, %tid.x;
 mov.u32 %cta, %ctaid.x;
