@@ -35,6 +35,7 @@ def emulate(
     record: bool = False,
     trace: bool = False,
     ctas: Sequence[int] | None = None,
+    unwritten: str = "finding",
     memory: Sequence[Any] = (),
 ) -> Report:
     """Run a `@cute.jit` function's kernels on a modelled SM, instruction by instruction.
@@ -53,6 +54,8 @@ def emulate(
     trace: keep a timeline of warps and engines, for `Report.write_trace`.
     ctas: run only these CTAs of each launch, by linear index (and those of their clusters); what
         the others would write stays as it was.
+    unwritten: "poison" lets threads load shared memory that nothing has written, as kernels do
+        whose predicates keep the value from being used; what does use it becomes NaN.
     memory: CPU tensors that kernels reach by pointers alone (`make_ptr`, tables of addresses).
 
     Findings do not raise: see `Report.ok` and `Report.raise_if_findings`. A launch with findings is
@@ -73,6 +76,7 @@ def emulate(
         record,
         trace,
         ctas,
+        unwritten,
     )
     from kernels.emulator.capture import HostArguments
 

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kernels.emulator.findings import EmulatorFault
 from kernels.emulator.gpus import GpuModel
+from kernels.emulator.tensormap import TensorMap
 from kernels.emulator.tensors import Allocation
 
 Dim3 = tuple[int, int, int]
@@ -163,6 +165,64 @@ def device_attributes(gpu: GpuModel) -> dict[int, int]:
     }
 
 
+# CUtensorMapDataType and CUtensorMapSwizzle, cuda.h, in the words of `TensorMap`: (element type,
+# rounded to tf32), and (bytes, bytes of an atom).
+_MAP_TYPES = (
+    *((name, False) for name in ("uint8", "uint16", "uint32", "int32", "uint64", "int64")),
+    *((name, False) for name in ("float16", "float32", "float64", "bfloat16", "float32_ftz")),
+    ("float32", True),
+    ("float32_ftz", True),
+    *((name, False) for name in ("4x16", "4x16_p64", "6x16_p32")),
+)
+_MAP_SWIZZLES = {0: (0, 16), 1: (32, 16), 2: (64, 16), 3: (128, 16), 4: (128, 32), 6: (128, 64)}
+_MAP_L2_PROMOTION = (0, 64, 128, 256)
+
+
+def encode_tensor_map(
+    dtype: int,
+    address: int,
+    dims: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    element_strides: Sequence[int],
+    modes: tuple[int, int, int, int],
+) -> bytes:
+    """What cuTensorMapEncodeTiled makes of its arguments; `modes` are interleave, swizzle, L2
+    promotion and out-of-bounds fill, in the driver's codes, `strides` in bytes, from dimension 1.
+
+    Raises ValueError for what the driver refuses, UnsupportedLaunch for what is not modelled.
+    """
+    interleave, swizzle, promotion, fill = modes
+    if not 0 <= dtype < len(_MAP_TYPES) or not 0 <= promotion < 4 or not 0 <= fill < 2:
+        raise ValueError(f"cuTensorMapEncodeTiled: data type {dtype}, modes {modes}: no such code")
+    if interleave != 0 or swizzle not in _MAP_SWIZZLES:
+        raise UnsupportedLaunch(
+            f"cuTensorMapEncodeTiled: interleave {interleave}, swizzle {swizzle} is not modelled"
+        )
+    name, tf32 = _MAP_TYPES[dtype]
+    width, atom = _MAP_SWIZZLES[swizzle]
+    tensor_map = TensorMap(
+        address,
+        name,
+        tuple(dims),
+        tuple(strides),
+        tuple(box),
+        tuple(element_strides),
+        swizzle_bytes=width,
+        swizzle_atom_bytes=atom,
+        nan_fill=bool(fill),
+        tf32_rounding=tf32,
+        l2_promotion_bytes=_MAP_L2_PROMOTION[promotion],
+    )
+    if any(not 1 <= n <= 1 << 32 for n in dims) or any(not 1 <= n <= 256 for n in box):
+        raise ValueError(f"cuTensorMapEncodeTiled: sizes {dims} in boxes of {box}")
+    try:
+        tensor_map.check()
+    except EmulatorFault as fault:
+        raise ValueError(f"cuTensorMapEncodeTiled: {fault.message}") from None
+    return tensor_map.encode()
+
+
 _PTR = ctypes.c_void_p
 _I32 = ctypes.c_int
 _I64 = ctypes.c_int64
@@ -188,7 +248,10 @@ class HostRuntime:
         "_cudaStreamSynchronize": (_PTR,),
         "_cudaDeviceSynchronize": (),
         "_cudaGetLastError": (),
+        "_cuTensorMapEncodeTiled": (_PTR, _I32, _I32, *(_PTR,) * 5, *(_I32,) * 4),
         "_cudaSetDevice": (_I32,),
+        "cuda_dialect_assert_success": (_I32,),
+        "cuda_dialect_print_on_error": (_I32,),
         "cuda_dialect_init_library_once": (_PTR, _PTR, _PTR, _PTR),
     }
     # Called from C where Python may not be (an engine's destructors), or with another result type.
@@ -253,6 +316,12 @@ class HostRuntime:
     def cuda_dialect_init_library_once(self, state: int, *_: Any) -> None:
         _I64.from_address(state).value = 1  # the kernels were asked for when the module was loaded
 
+    def cuda_dialect_assert_success(self, status: int) -> None:
+        if status != 0 and self.error is None:  # else the error that it tells of is kept already
+            raise CaptureError(f"the host function found CUDA error {status}")
+
+    cuda_dialect_print_on_error = cuda_dialect_assert_success
+
     def cudaSetDevice(self, device: int) -> None:
         if device != 0:
             raise UnsupportedLaunch(f"device {device}: the emulator has one device, 0")
@@ -292,6 +361,36 @@ class HostRuntime:
 
     def cudaDeviceSynchronize(self) -> None:
         self.cudaStreamSynchronize(0)
+
+    def cuTensorMapEncodeTiled(
+        self,
+        out: int,
+        dtype: int,
+        rank: int,
+        address: int | None,
+        dims: int,
+        strides: int,
+        box: int,
+        element_strides: int,
+        *modes: int,
+    ) -> None:
+        if not 1 <= rank <= 5:
+            raise ValueError(f"cuTensorMapEncodeTiled: rank {rank} is not one of 1 to 5")
+
+        def array(kind: Any, at: int, count: int) -> list[int]:
+            return list((kind * count).from_address(at)) if count else []
+
+        interleave, swizzle, promotion, fill = modes
+        raw = encode_tensor_map(
+            dtype,
+            address or 0,
+            array(ctypes.c_uint64, dims, rank),
+            array(ctypes.c_uint64, strides, rank - 1),
+            array(ctypes.c_uint32, box, rank),
+            array(ctypes.c_uint32, element_strides, rank),
+            (interleave, swizzle, promotion, fill),
+        )
+        ctypes.memmove(out, raw, len(raw))
 
     def cudaGetLastError(self) -> None:
         return

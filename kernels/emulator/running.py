@@ -22,6 +22,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "visibility": VISIBILITIES,
     "checks": (True, False),
     "profile": ("silicon", "isa"),
+    "unwritten": ("finding", "poison"),
 }
 MAX_PROCESSES = 256
 
@@ -46,6 +47,7 @@ class Settings:
     record: bool = False
     trace: bool = False
     ctas: Any = None
+    unwritten: str = "finding"
 
     def __post_init__(self) -> None:
         _check_choices(
@@ -67,6 +69,7 @@ class Settings:
             self.record,
             self.ctas,
             self.trace,
+            self.unwritten,
         )
 
     def report(

@@ -39,6 +39,7 @@ class Options:
     record: bool = False
     ctas: frozenset[int] | None = None  # linear indices of the CTAs to run; None: all
     trace: bool = False
+    unwritten: str = "finding"
 
     def leaves_out(self, blocks: list[tuple[int, int, int]], grid: tuple[int, int, int]) -> bool:
         """Whether none of a cluster's CTAs is to run."""

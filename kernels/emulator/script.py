@@ -23,7 +23,7 @@ def _parser() -> argparse.ArgumentParser:
         "CUDA device. Exit status 1 for a finding, or what the script exits with.",
     )
     parser.add_argument("--gpu", default="b200", help="a name or an architecture (%(default)s)")
-    for name in ("schedule", "visibility", "profile"):
+    for name in ("schedule", "visibility", "profile", "unwritten"):
         choices = SUPPORTED[name]
         parser.add_argument(f"--{name}", choices=choices, default=choices[0])
     parser.add_argument("--seed", type=int, default=0, help="of the scheduler (%(default)s)")
@@ -73,6 +73,7 @@ def main(argv: Sequence[str]) -> int:
         schedule=options.schedule,
         visibility=options.visibility,
         profile=options.profile,
+        unwritten=options.unwritten,
         seed=options.seed,
         checks=not options.no_checks,
         max_instructions=options.max_instructions,

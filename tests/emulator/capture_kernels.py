@@ -180,3 +180,24 @@ def double_rows_kernel(out: cute.Tensor):
 @cute.jit
 def double_rows(out: cute.Tensor):
     double_rows_kernel(out).launch(grid=(1, 1, 1), block=(cute.size(out, mode=[0]), 1, 1))
+
+
+@cute.kernel
+def through_shared_kernel(x: cute.Tensor, out: cute.Tensor, used: cutlass.Constexpr[bool]):
+    """Threads beyond the data load what nobody wrote; `used`: and their neighbours use it."""
+    shared = cutlass.utils.SmemAllocator().allocate_tensor(
+        cutlass.Float32, cute.make_layout(128), byte_alignment=16
+    )
+    i = cute.arch.thread_idx()[0]
+    n = cute.size(x)
+    if i < n:
+        shared[i] = x[i]
+    cute.arch.sync_threads()
+    value = cute.arch.shuffle_sync(shared[i + 1 if used else i], cute.arch.lane_idx())
+    if i < n:
+        out[i] = value + 1.0
+
+
+@cute.jit
+def through_shared(x: cute.Tensor, out: cute.Tensor, used: cutlass.Constexpr[bool]):
+    through_shared_kernel(x, out, used).launch(grid=(1, 1, 1), block=(64, 1, 1))

@@ -22,8 +22,10 @@ from kernels.emulator.host_runtime import (  # noqa: E402
     CaptureError,
     UnsupportedLaunch,
     decode_attributes,
+    encode_tensor_map,
     entry_parameter_bytes,
 )
+from kernels.emulator.tensormap import TensorMap  # noqa: E402
 from tests.emulator import capture_kernels as k  # noqa: E402
 
 
@@ -407,3 +409,51 @@ def test_entry_parameters_of_every_form():
     assert entry_parameter_bytes(ptx) == {"plain": (), "$mixed_1": (128, 8, 4, 1, 24, 8)}
     with pytest.raises(CaptureError, match="texref"):
         entry_parameter_bytes(".entry k(.param .texref p0) {}")
+
+
+def test_tensor_maps_of_the_drivers_encoder_are_those_of_the_dsl():
+    """cuTensorMapEncodeTiled, called by host code for itself: the same map as TensorMap describes,
+    and the driver's rules."""
+    pitch, modes = 48, (0, 3, 2, 0)
+    raw = encode_tensor_map(6, 1 << 20, [20, 9], [pitch], [16, 4], [1, 1], modes)
+    made = TensorMap.decode(raw)
+    assert (made.address, made.dtype, made.dims, made.strides_bytes) == (
+        1 << 20,
+        "float16",
+        (20, 9),
+        (pitch,),
+    )
+    assert (made.box, made.swizzle_bytes, made.l2_promotion_bytes) == ((16, 4), 128, 128)
+    assert TensorMap.decode(
+        encode_tensor_map(11, 16, [4], [], [4], [1], (0, 0, 0, 1))
+    ) == TensorMap(
+        16,
+        "float32",
+        (4,),
+        (),
+        (4,),
+        (1,),
+        nan_fill=True,
+        tf32_rounding=True,
+        l2_promotion_bytes=0,
+    )
+    for change, message in (
+        ({"address": 8}, "address 0x8 is not a multiple of 16"),
+        ({"strides": [40]}, "not all multiples of 16 bytes"),
+        ({"box": [128, 4]}, "exceeds the 128-byte swizzle"),
+        ({"box": [16, 512]}, "in boxes of"),
+        ({"dtype": 99}, "no such code"),
+    ):
+        good = {
+            "dtype": 6,
+            "address": 1 << 20,
+            "dims": [20, 9],
+            "strides": [pitch],
+            "box": [16, 4],
+            "element_strides": [1, 1],
+            "modes": modes,
+        }
+        with pytest.raises(ValueError, match=f"cuTensorMapEncodeTiled.*{message}"):
+            encode_tensor_map(**{**good, **change})
+    with pytest.raises(UnsupportedLaunch, match="interleave 1"):
+        encode_tensor_map(6, 1 << 20, [20, 9], [pitch], [16, 4], [1, 1], (1, 0, 0, 0))

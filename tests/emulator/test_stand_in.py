@@ -250,3 +250,16 @@ def test_memory_names_tensors_behind_pointers():
         emulate(k.double_by_pointer, pointer, cutlass.Int32(64), memory=[3])
     with pytest.raises(TypeError, match="memory: a Tensor; pass a list"):
         emulate(k.double_by_pointer, pointer, cutlass.Int32(64), memory=values)
+
+
+def test_shared_memory_that_nothing_wrote_is_a_finding_or_poison():
+    x, out = numbers(40), torch.zeros(40)
+    (finding,) = emulate(k.through_shared, x, out, False).findings
+    assert finding.code == "smem_unwritten_read" and "capture_kernels.py" in finding.source
+    for profile in ("silicon", "isa"):
+        assert emulate(k.through_shared, x, out, False, unwritten="poison", profile=profile).ok
+        assert torch.equal(out, x + 1)
+    assert emulate(k.through_shared, x, out, True, unwritten="poison").ok
+    assert torch.equal(out[:-1], x[1:] + 1) and out[-1].isnan()
+    with pytest.raises(ValueError, match="unwritten='zero' is not supported"):
+        emulate(k.through_shared, x, out, False, unwritten="zero")

@@ -9,11 +9,12 @@ called, and torch has a CUDA device (`torch_cuda`).
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -24,7 +25,7 @@ from kernels.emulator.capture.device import dsls, host_sees, seen_gpu
 from kernels.emulator.capture.torch_cuda import DeviceMemory, torch_cuda
 from kernels.emulator.findings import EmulationError
 from kernels.emulator.gpus import GpuModel
-from kernels.emulator.host_runtime import Launch
+from kernels.emulator.host_runtime import Launch, UnsupportedLaunch
 from kernels.emulator.report import Report
 from kernels.emulator.tensors import check_tensor_maps, merge_allocations
 
@@ -76,9 +77,17 @@ class _Emulated:
         return self
 
     def _on_device(self, arg: Any) -> Any:
-        """An argument as the FFI takes it, sequences item by item."""
-        if isinstance(arg, (list, tuple)) and not hasattr(arg, "_fields"):
-            return type(arg)(self._on_device(item) for item in arg)
+        """An argument as the FFI takes it, sequences and dataclasses item by item."""
+        if isinstance(arg, (list, tuple)):
+            # A NamedTuple is made from its fields, other sequences from one iterable.
+            make = getattr(type(arg), "_make", type(arg))
+            return make([self._on_device(item) for item in arg])
+        if is_dataclass(arg) and not isinstance(arg, type):
+            converted = copy.copy(arg)
+            for item in fields(arg):
+                value = self._on_device(getattr(arg, item.name))
+                object.__setattr__(converted, item.name, value)  # also where it is frozen
+            return converted
         return self._memory.presented(arg)
 
     def _emulate(self, launches: list[Launch]) -> None:
@@ -191,11 +200,20 @@ def _call_once(function: Callable[..., Any], **options: Any) -> float:
     return float("nan")
 
 
+def _no_module(path: Any, **_: Any) -> Any:
+    """In the place of cute.runtime.load_module; packages that keep objects on disk compile anew."""
+    raise UnsupportedLaunch(
+        f"{path}: a compiled object holds SASS, which the emulator does not run; turn off the "
+        "cache that it comes from"
+    )
+
+
 @contextmanager
 def standing_in(
     gpu: GpuModel, run: Callable[[str, str, list[Launch]], Report], keep_going: bool
 ) -> Iterator[StandIn]:
     """The context behind `kernels.emulator.stand_in`; run: emulates a function's launches."""
+    import cutlass.cute as cute
     from cutlass.cute import testing
 
     session = StandIn(gpu)
@@ -212,4 +230,6 @@ def standing_in(
         restore.enter_context(_compiles_for(memory, gpu, judge))
         restore.callback(setattr, testing, "benchmark", testing.benchmark)
         testing.benchmark = _call_once
+        restore.callback(setattr, cute.runtime, "load_module", cute.runtime.load_module)
+        cute.runtime.load_module = _no_module
         yield session

@@ -42,13 +42,18 @@ class SharedMemory:
     ``data`` and ``valid`` are uint8[nbytes]; ``valid`` is 1 where a byte was written since the CTA
     started (or since it stopped being an mbarrier) and 0 elsewhere. Bytes of a live mbarrier are
     never valid, so that an ordinary load of them leaves the fast path; `load` tells the two apart.
+    unwritten: what a thread's load of bytes that nothing has written is, a "finding", or the
+    "poison" that memory starts with.
     """
 
-    def __init__(self, nbytes: int, base: int = SYSTEM_RESERVED_BYTES) -> None:
+    def __init__(
+        self, nbytes: int, base: int = SYSTEM_RESERVED_BYTES, unwritten: str = "finding"
+    ) -> None:
         if nbytes < 0:
             raise ValueError(f"shared memory of {nbytes} bytes: the size cannot be negative")
         if base % 128:
             raise ValueError(f"shared memory base {base:#x} is not a multiple of 128")
+        self._unwritten_faults = unwritten == "finding"
         self.base = base
         self.nbytes = nbytes
         self.end = base + nbytes
@@ -85,7 +90,7 @@ class SharedMemory:
         except IndexError:
             raise self._bad_address(addrs, nbytes) from None
         if b"\x00" in written.tobytes():
-            self._fault_unreadable(addrs, nbytes)
+            self._check_readable(addrs, nbytes)
         return self.views[nbytes].take(index).view(np.uint8).reshape(-1, nbytes)
 
     def store(self, addrs: NDArray[np.int64], values: NDArray[np.uint8]) -> None:
@@ -220,11 +225,14 @@ class SharedMemory:
             lane=lane,
         )
 
-    def _fault_unreadable(self, addrs: NDArray[np.int64], nbytes: int) -> NoReturn:
+    def _check_readable(self, addrs: NDArray[np.int64], nbytes: int) -> None:
+        """Of a load that touches bytes which are not valid: raise, unless poison may be read."""
         if int(addrs.min()) < self.base:
             raise self._bad_address(addrs, nbytes)
         touched = addrs[:, None] + np.arange(nbytes)
-        self.fault_unwritten(touched[self.window_valid[touched] == 0], f"load of {nbytes} B")
+        missing = touched[self.window_valid[touched] == 0]
+        if self._unwritten_faults or self._protected[missing].any():
+            self.fault_unwritten(missing, f"load of {nbytes} B")
 
     def _fault_protected(self, addrs: NDArray[np.int64], nbytes: int) -> NoReturn:
         if int(addrs.min()) < self.base:
