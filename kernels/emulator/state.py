@@ -204,7 +204,7 @@ class Cta:
         self.rank = rank  # in its cluster
         self.window = rank << CTA_RANK_SHIFT
         self.gmem = machine.gmem
-        self.smem = SharedMemory(machine.smem_bytes)
+        self.smem = SharedMemory(machine.smem_bytes, unwritten=machine.options.unwritten)
         self.tmem = TensorMemory()
         self.mbarriers = MbarrierUnit(self.smem)
         self.mbarriers.on_phase.append(self._on_phase)
