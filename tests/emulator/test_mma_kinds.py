@@ -14,7 +14,7 @@ import torch
 
 from kernels.emulator.engines import mma, mma_pair
 from kernels.emulator.engines.formats import widen
-from kernels.emulator.findings import EmulatorFault
+from kernels.emulator.findings import EmulatorFault, UnsupportedPTX
 from kernels.emulator.memory import SharedMemory, TensorMemory
 from tests.emulator.cluster_harness import clean, launch, module
 from tests.emulator.test_tensorcore import BASE, ISA_SWIZZLE, descriptor, rows_of
@@ -302,3 +302,58 @@ def test_wgmma(a: str, b: str, half: bool, registers: bool) -> None:
             row = 16 * warp + lane // 4 + 8 * (e // 2)
             got[row, 8 * group + 2 * (lane % 4) + e % 2] = mine[4 * group + e]
     assert np.array_equal(got, want)
+
+
+@pytest.mark.parametrize("a,b", list(product(("s8", "u8"), repeat=2)))
+@pytest.mark.parametrize("clamp", ["", ".satfinite"])
+def test_wgmma_of_integers(a: str, b: str, clamp: str) -> None:
+    """A in registers, B K-major; the accumulator starts near the ends of its range."""
+    n, rng = 48, np.random.default_rng([ord(a[0]), ord(b[0])])
+    types = {"s8": np.int8, "u8": np.uint8}
+    data = rng.integers(0, 256, 32 * 1024, np.uint8)
+    where = layout(rng, False, 8, 60)
+    at = np.array([[address(r, k, where, 1) - BASE for k in range(32)] for r in range(n)])
+    b_rows = data[at].view(types[b]).astype(np.int64)
+    a_rows = rng.integers(0, 256, (64, 32), np.uint8)
+    words = a_rows.view(np.uint32)
+    regs = np.zeros((128, 4), np.uint32)
+    start = rng.choice([2**31 - 1, -(2**31), 77], (128, n // 2))
+    for thread in range(128):
+        warp, lane = divmod(thread, 32)
+        for r in range(4):
+            regs[thread, r] = words[16 * warp + lane // 4 + 8 * (r % 2), lane % 4 + 4 * (r // 2)]
+    out = start.astype(np.int32)
+    count = n // 2
+    d_desc = wgmma_descriptor(where["start"], where["leading"], where["stride"], 8)
+    body = wgmma_body("e4m3", "e4m3", n, fragment(4, "a"), d_desc, count)
+    body = body.replace("n48k32.f32.e4m3.e4m3", f"n48k32{clamp}.s32.{a}.{b}").replace(
+        "%p, 1, -1;", "%p;"
+    )
+    for i in range(count):
+        body = body.replace(f"mov.b32 %d{i}, 0;", "")
+    loads = " ".join(f"ld.global.b32 %d{i}, [%o+{4 * i}];" for i in range(count))
+    body = body.replace("setp.eq.u32 %p", f"{loads}\nsetp.eq.u32 %p")
+    text = module("data regs out", body, shared=32 * 1024, target="sm_90a")
+    clean(launch(text, [data, regs, out], threads=128, gpu="h200", visibility="late"))
+    exact = a_rows.view(types[a]).astype(np.int64) @ b_rows.T
+    over = 0
+    for thread in range(128):
+        warp, lane = divmod(thread, 32)
+        for i in range(count):
+            row = 16 * warp + lane // 4 + 8 * (i // 2 % 2)
+            want = exact[row, 8 * (i // 4) + 2 * (lane % 4) + i % 2] + start[thread, i]
+            over += abs(want) > 2**31
+            wrapped = (want + 2**31) % 2**32 - 2**31
+            assert out[thread, i] == (min(max(want, -(2**31)), 2**31 - 1) if clamp else wrapped)
+    assert over > 100
+
+
+@pytest.mark.parametrize("op", ["n40k32.s32.s8.s8", "n48k16.s32.s8.s8", "n48k32.f32.s8.s8"])
+def test_wgmma_of_integers_that_do_not_exist(op: str) -> None:
+    body = wgmma_body("e4m3", "e4m3", int(op[1:3]), fragment(4, "a"), 0, int(op[1:3]) // 2)
+    body = body.replace(f"{op[:6]}.f32.e4m3.e4m3", op).replace("n48k32.f32.e4m3.e4m3", op)
+    assert op in body
+    with pytest.raises(UnsupportedPTX):
+        out = np.zeros((128, 24), np.uint32)
+        text = module("data regs out", body.replace("%p, 1, -1;", "%p;"), target="sm_90a")
+        launch(text, [np.zeros(32768, np.uint8), out, out], threads=128, gpu="h200")

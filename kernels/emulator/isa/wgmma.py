@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 WARP_ROWS = 16
 WARPS = 4  # of a warpgroup
 Rows = slice | NDArray[np.int64]
-_DTYPES = {"f16": "float16", "bf16": "bfloat16", "tf32": "tf32", "e4m3": "e4m3", "e5m2": "e5m2"}
+_DTYPES = {"f16": "float16", "bf16": "bfloat16", "tf32": "tf32", "e4m3": "e4m3", "e5m2": "e5m2",
+           "s8": "s8", "u8": "u8"}  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
@@ -63,23 +64,28 @@ class Groups:
 
 @dataclass(frozen=True)
 class Form:
-    """An instruction as far as it is known when decoded. ``rows_a``: A's registers, or None."""
+    """An instruction as far as it is known when decoded. ``d_type``: f32, f16 or s32; ``rows_a``:
+    A's registers, or None; ``clamp``: of integer sums, which wrap otherwise."""
 
     n: int
     a_dtype: str
     b_dtype: str
-    d_half: bool
+    d_type: str
     rows_d: tuple[int, ...]
     rows_a: Rows | None
     negate: bool
     a_mn_major: bool
     b_mn_major: bool
+    clamp: bool = False
 
 
+_MMA = r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(8|16|32)"
+
+
+# The grammar puts .satfinite in front of the types, the ISA's examples put it behind them.
+@machine(rf"{_MMA}(?:\.satfinite)?\.(s32)\.([su]8)\.([su]8)(?:\.satfinite)?", converged=True)
 @machine(
-    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(8|16|32)\.(f32|f16)"
-    r"\.(f16|bf16|tf32|e4m3|e5m2)\.(f16|bf16|tf32|e4m3|e5m2)",
-    converged=True,
+    rf"{_MMA}\.(f32|f16)\.(f16|bf16|tf32|e4m3|e5m2)\.(f16|bf16|tf32|e4m3|e5m2)", converged=True
 )
 def mma_async(b: Binding) -> Handler:
     form, in_registers = _form(b)
@@ -116,8 +122,11 @@ def _form(b: Binding) -> tuple[Form, bool]:
     narrow = ELEMENT_BYTES[a_dtype] == 2
     d, a, _, _, *rest = b.ins.operands
     in_registers = isinstance(a, Vec)
-    if n % 8 or not 8 <= n <= 256:
-        raise b.unsupported("N is a multiple of 8 from 8 to 256")
+    integer = d_type == "s32"
+    if n % (16 if integer and n > 32 else 8) or not 8 <= n <= 256:
+        raise b.unsupported(
+            f"N is a multiple of 8 from 8 to 256{', of 16 beyond 32' if integer else ''}"
+        )
     if int(b.match[2]) * ELEMENT_BYTES[a_dtype] != K_BYTES:
         raise b.unsupported(f"K of .{types[0]} operands is {K_BYTES // ELEMENT_BYTES[a_dtype]}")
     if types[0] != types[1] and ELEMENT_BYTES[a_dtype] + ELEMENT_BYTES[b_dtype] != 2:
@@ -126,6 +135,10 @@ def _form(b: Binding) -> tuple[Form, bool]:
         raise b.unsupported(f"an f16 accumulator does not take {types[0]} operands")
     if not b.program.module.target.startswith("sm_90"):
         raise b.unsupported(f"wgmma needs sm_90a, the module is for {b.program.module.target}")
+    if integer and not rest:
+        rest = [Imm(1), Imm(1)]
+    elif integer:
+        raise b.unsupported("nothing stands behind scale-d")
     if len(rest) != 2 + narrow * (2 - in_registers) or not all(isinstance(x, Imm) for x in rest):
         raise b.unsupported("operands after scale-d: scale-a, scale-b, (trans-a,) trans-b")
     scale_a, scale_b, *trans = [_signed(x) for x in rest]
@@ -140,12 +153,13 @@ def _form(b: Binding) -> tuple[Form, bool]:
         n=n,
         a_dtype=a_dtype,
         b_dtype=b_dtype,
-        d_half=d_type == "f16",
+        d_type=d_type,
         rows_d=tuple(b.row(x, "b32") for x in d.items),
         rows_a=b.vector_rows(a) if in_registers else None,
         negate=scale_a != scale_b,
         a_mn_major=narrow and not in_registers and bool(trans[0]),
         b_mn_major=narrow and bool(trans[-1]),
+        clamp="satfinite" in b.ins.mods,
     )
     return form, in_registers
 
@@ -306,20 +320,23 @@ def _a_matrix(registers: NDArray[np.uint32], dtype: str) -> NDArray[np.float64]:
 def _d_matrix(registers: NDArray[np.uint32], form: Form) -> NDArray[np.float64]:
     """A warp's 16 rows of D from its registers (figure 149): of each 8 columns lane 4 g + t holds
     columns 2 t and 2 t + 1 of row g, then of row g + 8."""
-    if form.d_half:
+    if form.d_type == "f16":
         halves = np.ascontiguousarray(registers).view(np.uint16).reshape(-1, 2, 8, 4, 2)
         return widen(halves.transpose(1, 2, 0, 3, 4).reshape(WARP_ROWS, form.n), "float16")
-    values = registers.view(np.float32).reshape(-1, 2, 2, 8, 4)
+    values = registers.view(np.int32 if form.d_type == "s32" else np.float32)
+    values = values.reshape(-1, 2, 2, 8, 4)
     return values.transpose(1, 3, 0, 4, 2).reshape(WARP_ROWS, form.n).astype(np.float64)
 
 
 def _d_registers(values: NDArray[np.float64], form: Form) -> NDArray[np.uint32]:
     parts = values.reshape(2, 8, -1, 4, 2)
-    if form.d_half:
+    if form.d_type == "f16":
         halves = np.ascontiguousarray(parts.transpose(2, 0, 1, 3, 4).astype(np.float16))
         return halves.view(np.uint32).reshape(-1, 32)
-    return (
-        np.ascontiguousarray(parts.transpose(2, 0, 4, 1, 3), np.float32)
-        .view(np.uint32)
-        .reshape(-1, 32)
-    )
+    parts = parts.transpose(2, 0, 4, 1, 3)
+    if form.d_type == "s32":
+        sums = parts.astype(np.int64)  # exact: their size is below 2 ** 53
+        if form.clamp:
+            sums = sums.clip(-(1 << 31), (1 << 31) - 1)
+        return np.ascontiguousarray(sums.astype(np.uint32)).reshape(-1, 32)
+    return np.ascontiguousarray(parts, np.float32).view(np.uint32).reshape(-1, 32)
