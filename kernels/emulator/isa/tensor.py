@@ -128,6 +128,16 @@ def reduced(
     return np.where(gone, np.uint32(0x7FFFFFFF), chosen ^ flip_back)
 
 
+def _own_lanes(w: Warp, address: int) -> int:
+    """The address with the lanes that the warp reaches. PTX wants them named; under ``silicon``
+    lanes 0 to 31 are the warp's own, as DeepGEMM's epilogue for sm_100 and CUTLASS's example
+    1cta_mma_a_from_tmem.py rely on, which give all four warps one address."""
+    warp = w.index & 3
+    if warp and address >> 16 < 32 and w.cta.machine.options.profile == "silicon":
+        return address + (32 * warp << 16)
+    return address
+
+
 def _load(
     b: Binding,
     source: Operand,
@@ -143,7 +153,7 @@ def _load(
     def run(w: Warp, mask: int) -> None:
         cta = w.cta
         machine = cta.machine
-        at = address(w)
+        at = _own_lanes(w, address(w))
         clock = 0
         if machine.race is not None:
             clock = machine.race.tcgen05_ld(w, cta, at & 0xFFFF, columns, split)
@@ -174,7 +184,7 @@ def st(b: Binding) -> Handler:
     def run(w: Warp, mask: int) -> None:
         cta = w.cta
         machine = cta.machine
-        at = address(w)
+        at = _own_lanes(w, address(w))
         machine.events += 1
         if machine.race is not None:
             machine.race.tcgen05_st(w, cta, at & 0xFFFF, columns, split)

@@ -239,9 +239,17 @@ TMEM = [
     Litmus(
         "a warp's own lanes", "tmem_lane_access",
         {1: "ld.shared.b32 %r0, [smem+128];\nadd.u32 %r0, %r0, 2097152; //right\n"
+            "add.u32 %r0, %r0, 4194304; //wrong\n"
             "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r0], {%lane};\n"
             f"tcgen05.wait::st.sync.aligned;\n{store(1)}"},
         tmem=32, expect={1: 1},
+    ),
+    Litmus(
+        "a warp's own lanes, by their name", "tmem_lane_access",
+        {1: "ld.shared.b32 %r0, [smem+128];\nadd.u32 %r0, %r0, 2097152; //right\n"
+            "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r0], {%lane};\n"
+            f"tcgen05.wait::st.sync.aligned;\n{store(1)}"},
+        tmem=32, expect={1: 1}, profiles=("isa",),
     ),
     Litmus(
         "written before it is read", "tmem_unwritten_read",
