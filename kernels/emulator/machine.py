@@ -111,6 +111,8 @@ def run_launch(
     machine = kind(program, launch, gpu, memory, roles or {}, max_instructions, options)
     result = run_machine(machine, progress)
     result.decode_seconds = decode_seconds
+    if machine.globals is not None and machine.globals.race is not None:
+        memory.footprint = machine.globals.footprint()
     result.records = machine.records()
     result.trace = getattr(machine, "trace", None)
     return result

@@ -158,6 +158,7 @@ def run_launches(
     """Run the launches in order, up to and including the first that has a finding."""
     reports: list[LaunchReport] = []
     left = settings.max_instructions
+    before: object | None = None  # what the last launch touched
     for index, launch in enumerate(launches):
         if any(report.findings for report in reports):
             reports.append(LaunchReport(launch, ran=False))
@@ -168,7 +169,11 @@ def run_launches(
             continue
         launch = with_cluster(launch, settings.seed)
         progress = _part(settings.progress, index, len(launches))
-        reports.append(_run_launch(ptx, launch, settings, left, progress))
+        memory = _memory(launch)
+        if launch.programmatic_stream_serialization:
+            memory.before = before
+        reports.append(_run_launch(ptx, launch, settings, left, progress, memory))
+        before = memory.footprint
         if left is not None:
             left = max(left - reports[-1].thread_instructions, 1)
     if settings.progress is not None:
@@ -185,17 +190,27 @@ def with_cluster(launch: Launch, seed: int) -> Launch:
     return replace(launch, cluster=launch.preferred_cluster)
 
 
-def _run_launch(
-    ptx: str, launch: Launch, settings: Settings, limit: int | None, progress: Progress | None
-) -> LaunchReport:
-    """Run one launch that the driver would take, at most `limit` thread-instructions of it."""
-    from kernels.emulator.machine import run_launch
+def _memory(launch: Launch) -> Any:
     from kernels.emulator.memory import GlobalMemory
-    from kernels.emulator.parallel import run_parallel
 
     memory = GlobalMemory()
     for allocation in launch.allocations:
         memory.add(allocation.base, allocation.nbytes, allocation.name)
+    return memory
+
+
+def _run_launch(
+    ptx: str,
+    launch: Launch,
+    settings: Settings,
+    limit: int | None,
+    progress: Progress | None,
+    memory: Any,
+) -> LaunchReport:
+    """Run one launch that the driver would take, at most `limit` thread-instructions of it."""
+    from kernels.emulator.machine import run_launch
+    from kernels.emulator.parallel import run_parallel
+
     last = launch_ctas(launch) - 1
     if settings.ctas is not None and max(settings.ctas) > last:
         raise ValueError(

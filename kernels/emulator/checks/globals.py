@@ -23,6 +23,7 @@ from .clocks import ASYNC_GLOBAL, FENCED, GENERIC, LOOSE, UNRELEASED, Agent, Bun
 from .flags import Flags
 from .history import CELL_BYTES, COPY, STRONG, WEAK, Cells, Mark, Slot, Tensor
 from .lanes import ATOMICS, MANY, ByLanes, collision, sorted_cells, who_of
+from .previous_grid import Footprint, PreviousGrid
 from .reports import LANES_RACE, lane_name, same_word_twice
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class GlobalRaces:
         self._memory = memory
         self._tensors: dict[int, Tensor] = {}
         self._flags = Flags()
+        before = memory.before
+        self._previous = PreviousGrid(before) if isinstance(before, Footprint) else None
         self._cluster = 0
         self._names: dict[tuple[int, int], str] = {}
         self._writers: dict[Any, Agent] = {}
@@ -48,7 +51,18 @@ class GlobalRaces:
         self.race = race
         self._cluster += 1
         self._flags.begin(race)
+        if self._previous is not None:
+            self._previous.begin(race)
         self._writers = {}
+
+    def grid_dependency_wait(self, warp: Warp) -> None:
+        """griddepcontrol.wait: the launch before is complete."""
+        if self._previous is not None:
+            self._previous.waited(self.race, warp)
+
+    def footprint(self) -> Footprint:
+        """What the launch has touched, for one that follows before it has ended."""
+        return Footprint(self.race.program, tuple(self._tensors.values()))
 
     # -- accesses by threads -----------------------------------------------------------------------
 
@@ -104,6 +118,8 @@ class GlobalRaces:
         own = agent = race._warps[warp]
         if race.strict:
             agent = race._lane_agent(warp, agent)
+        words = np.arange(0, nbytes, CELL_BYTES)
+        self._after_previous(own, lambda: (addrs[:, None] + words).reshape(-1), write)
         cells, each = tensor.cells_of(addrs, nbytes)
         cells, who, shared = sorted_cells(cells, race._who(warp, each, chosen)[: cells.size])
         if shared and write and how == STRONG:
@@ -127,6 +143,7 @@ class GlobalRaces:
         ``start`` is the first one's (None: the copy is all outside the tensor)."""
         if (tensor := self._known(start)) is None:
             return
+        self._after_previous(engine, box, False)
         if not tensor.written:
             self._name(engine, warp)
             mark = Mark(COPY, self._cluster, engine.index, engine.clock, warp.pc)
@@ -148,6 +165,7 @@ class GlobalRaces:
         writer.clock += 1
         writer.bundle = self.race.agents.fit(engine).copy()
         writer.bundle[:, writer.index] = writer.clock
+        self._after_previous(engine, box, True)
         how = STRONG if reduces else COPY
         self._check(tensor, tensor.words(box()), writer, ASYNC_GLOBAL, how, True, warp)
         return writer.clock
@@ -222,6 +240,11 @@ class GlobalRaces:
         mark = Mark(how, self._cluster, agent.index, agent.clock, warp.pc, tags)
         history = tensor.reads if not write else tensor.strong if how == STRONG else tensor.weak
         history.add(cells, mark, lambda slot, at: self._covered(slot, at, access))
+
+    def _after_previous(self, agent: Agent, words: Callable[[], Cells], write: bool) -> None:
+        previous = self._previous
+        if previous is not None and not previous.is_over(self.race.agents.fit(agent)):
+            previous.check(words(), write, self.race._name(agent))
 
     def _name(self, agent: Agent, warp: Warp) -> None:
         self._names[self._cluster, agent.index] = f"{warp.name} of CTA {warp.cta.block}"

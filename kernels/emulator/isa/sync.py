@@ -76,8 +76,19 @@ def fence(b: Binding) -> Handler:
     return run
 
 
+@machine(r"griddepcontrol\.wait")
+def grid_dependency_wait(b: Binding) -> Handler:
+    """Launches run one after the other: only the race detector has to know."""
+
+    def run(w: Warp, mask: int) -> None:
+        if (races := w.cta.machine.globals) is not None:
+            races.grid_dependency_wait(w)
+
+    return run
+
+
 @machine(
-    r"griddepcontrol\.(?:wait|launch_dependents)|nanosleep\.u32|"
+    r"griddepcontrol\.launch_dependents|nanosleep\.u32|"
     r"prefetch(?:\.param)?\.tensormap|prefetch\.global\.L[12](?:::\w+)?"
 )
 def passing_by(b: Binding) -> Handler:

@@ -58,6 +58,9 @@ class GlobalMemory:
         self._allocations: list[Allocation] = []
         self._bases: list[int] = []
         self._recent: Allocation | None = None
+        # Of the race detector: what the launch before may still be doing, and what this one did.
+        self.before: object | None = None
+        self.footprint: object | None = None
 
     # --- allocations --------------------------------------------------------------------------
 
