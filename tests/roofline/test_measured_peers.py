@@ -8,8 +8,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.roofline.hardware.gpu_clock import energy_slope, throttle_names
+from tests.roofline.hardware.gpu_clock import clock_mhz, energy_slope, throttle_names
 from tests.roofline.hardware.measure_peers import Point, Row, points, split
 
 PATH = Path(__file__).with_name("hardware") / "h200_peers.csv"
@@ -68,6 +69,16 @@ def test_energy_counter_in_steps() -> None:
     samples = [(0.004 * k + 0.003, 500 * 20 * ((4 * k + 3) // 20)) for k in range(100)]
     assert energy_slope(samples) == pytest.approx(500, rel=0.02)
     assert str(energy_slope(samples[:4])) == "nan"
+
+
+def test_clock_between_stamps() -> None:
+    """Stamps list SMs in any order, counters start anywhere; an SM seen once tells nothing."""
+    before = torch.tensor([[3, 10_000, 500], [1, 70_000, 520], [2, 5, 540], [7, 1, 1]])
+    after = torch.tensor(
+        [[2, 5 + 1_750_000, 1_000_540], [9, 8, 8], [3, 10_000 + 1_740_000, 1_000_500]]
+        + [[1, 70_000 + 1_760_000, 1_000_520]]
+    )
+    assert clock_mhz(before, after) == pytest.approx(1750)
 
 
 def test_throttle_names() -> None:

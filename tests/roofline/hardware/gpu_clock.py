@@ -113,7 +113,7 @@ class Probe:
 def clock_mhz(before: Any, after: Any) -> float:
     """Mean SM clock between two stamps: the median over SMs that both of them saw."""
     start = {int(sm): (int(cycles), int(ns)) for sm, cycles, ns in before.cpu()}
-    rates = []
+    rates: list[float] = []
     for sm, cycles, ns in after.cpu().tolist():
         if sm in start and ns > start[sm][1]:
             rates.append((cycles - start[sm][0]) * 1e3 / (ns - start[sm][1]))

@@ -222,7 +222,7 @@ def _copy(point: Point) -> tuple[Callable[[], None], Callable[[], float]]:
 
 def _relative(got: Any, want: Any) -> float:
     size = want.norm().item()
-    return (got.float() - want).norm().item() / (size or 1.0)
+    return float((got.float() - want).norm().item() / (size or 1.0))
 
 
 def workload(
