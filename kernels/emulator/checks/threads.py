@@ -187,7 +187,7 @@ class ThreadHooks(BarrierHooks):
         agent = self._wgmma.get(group)
         if agent is None:
             agent = self._wgmma[group] = self.agents.add(WGMMA, warp)
-        agent.clock = max(agent.clock, number)
+        agent.clock, agent.pc = max(agent.clock, number), warp.pc
         share = Agent(agent.index, WGMMA, warp, number, self.agents.fit(self._warps[warp]))
         shadow = self._ctas[id(warp.cta)]
         for cells in operands:
