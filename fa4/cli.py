@@ -7,11 +7,9 @@ on stderr for bad input.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from fa4.arch import gpu_name
 from fa4.backends import BACKENDS
@@ -20,45 +18,27 @@ from fa4.features import FEATURES
 from fa4.problem import DTYPES, dtype_name
 from fa4.support import supports
 from kernels.common.plan import GPU_ARCHS, KernelPlan
-
-
-class UsageError(ValueError):
-    """A command line that makes no sense."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse without its usage lines: an error is one line, and option names are whole."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; {self.prog} --help lists the options")
+from roofline import command
+from roofline.command import Parser, UsageError, json_text, tile_option
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
-    try:
+
+    def action() -> int:
         args = _parser().parse_args(argv)
-        status = args.command(args)
-        sys.stdout.flush()
-        return int(status)
-    except (ValueError, TypeError, MissingDependencyError) as error:
-        print(f"fa4: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except NotImplementedError as error:  # what the emulator does not model
-        print(f"fa4: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("fa4: interrupted", file=sys.stderr)
-        return 130  # 128 + SIGINT, as shells have it
-    except BrokenPipeError:  # the reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return int(args.command(args))
+
+    return command.run(
+        "fa4",
+        action,
+        refused=(ValueError, TypeError, MissingDependencyError),
+        failed=(NotImplementedError,),  # what the emulator does not model
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="fa4", description="FlashAttention-4, on a GPU or a modelled one.")
+    parser = Parser(prog="fa4", description="FlashAttention-4, on a GPU or a modelled one.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_run(commands)
     _add_supports(commands)
@@ -90,13 +70,6 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-def _tile(text: str) -> tuple[int, int]:
-    parts = text.lower().split("x")
-    if len(parts) != 2 or not all(part.isascii() and part.isdigit() for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is not MxN, query rows x keys, such as 256x128")
-    return int(parts[0]), int(parts[1])
-
-
 def _gpu(text: str) -> str:
     """A GPU name for a name or an architecture."""
     try:
@@ -107,7 +80,7 @@ def _gpu(text: str) -> str:
 
 def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("plan fields; each has the best known default").add_argument
-    add("--tile", type=_tile, metavar="MxN", help="query rows x keys of one CTA (256x128)")
+    add("--tile", type=tile_option, metavar="MxN", help="query rows x keys of one CTA (256x128)")
     add("--ctas", type=_positive, metavar="N", help="CTAs that share an MMA (1)")
     add("--exp2-share", type=float, metavar="F", help="share of exp2 by polynomial, 0 to 1")
     add("--rescale-threshold", type=float, metavar="TAU", help="log2 units; 0 rescales always (8)")
@@ -211,7 +184,7 @@ def _run(args: argparse.Namespace) -> int:
         show_progress=True if args.progress else None,
         announce=(lambda text: None) if args.json else print,
     )
-    print(_json(outcome.to_dict()) if args.json else outcome)
+    print(json_text(outcome.to_dict()) if args.json else outcome)
     return 1 if outcome.faults else 0
 
 
@@ -293,7 +266,7 @@ def _supports(args: argparse.Namespace) -> int:
         for name in names
     }
     if args.json:
-        print(_json({name: {"ok": a.ok, "reason": a.reason} for name, a in answers.items()}))
+        print(json_text({name: {"ok": a.ok, "reason": a.reason} for name, a in answers.items()}))
     else:
         for name, answer in answers.items():
             print(f"{name:14} {'yes' if answer else 'no ':3}  {answer.reason}")
@@ -323,7 +296,7 @@ def _plan(args: argparse.Namespace) -> int:
     found = explain(
         args.gpu, dtype_name(args.dtype), args.head_dim, args.causal, _plan_fields(args)
     )
-    print(_json(found.to_dict()) if args.json else found)
+    print(json_text(found.to_dict()) if args.json else found)
     return 0
 
 
@@ -331,12 +304,8 @@ def _env(args: argparse.Namespace) -> int:
     from fa4.environment import as_text, environment
 
     facts = environment()
-    print(_json(facts) if args.json else as_text(facts))
+    print(json_text(facts) if args.json else as_text(facts))
     return 0
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, indent=2, allow_nan=False)
 
 
 if __name__ == "__main__":

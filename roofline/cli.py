@@ -6,14 +6,13 @@ Exit status 0, or 2 with one line on stderr for bad input.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from roofline import command
 from roofline.budgets import budget
+from roofline.command import Parser, json_text
 from roofline.errors import RooflineError
 from roofline.gpus import FIELDS, GPU_NAMES, find_gpu, gpus
 from roofline.intervals import measurements
@@ -25,18 +24,8 @@ from roofline.tile import check_size, parse_tile
 DEFAULT_TILES = {"forward": "256x128", "backward": "128x128"}
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse without its usage lines: an error is one line, and option names are whole."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
-
-    def error(self, message: str) -> NoReturn:
-        raise RooflineError(" ".join(message.split()) + f"; {self.prog} --help lists the options")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="roofline", description="What limits an attention kernel on a GPU.")
+    parser = Parser(prog="roofline", description="What limits an attention kernel on a GPU.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_budget(commands)
     _add_tiles(commands)
@@ -166,7 +155,7 @@ def _run_tiles(args: argparse.Namespace) -> str:
     )
     if args.tile:
         ranking = only_tile(ranking, *parse_tile(args.tile))
-    return _json(ranking.to_dict()) if args.json else tiles_text(ranking, args.top)
+    return json_text(ranking.to_dict()) if args.json else tiles_text(ranking, args.top)
 
 
 def _add_intervals(commands: Any) -> None:
@@ -181,7 +170,7 @@ def _add_intervals(commands: Any) -> None:
 
 def _run_intervals(args: argparse.Namespace) -> str:
     rows = measurements()
-    return _json([row.to_dict() for row in rows]) if args.json else intervals_text(rows)
+    return json_text([row.to_dict() for row in rows]) if args.json else intervals_text(rows)
 
 
 def _add_simulate(commands: Any) -> None:
@@ -216,7 +205,7 @@ def _run_simulate(args: argparse.Namespace) -> str:
         return pages.assumptions_text()
     if args.records:
         replayed = replay_file(args.records, find_gpu(args.gpu))
-        return _json(replayed.to_dict()) if args.json else pages.records_text(replayed)
+        return json_text(replayed.to_dict()) if args.json else pages.records_text(replayed)
     head_dim = check_size("head_dim", args.head_dim)
     _published_problem(args, head_dim)
     problem = _problem(args)
@@ -239,7 +228,7 @@ def _run_simulate(args: argparse.Namespace) -> str:
             found.records.save(args.save_records)
         except OSError as error:
             raise RooflineError(f"{args.save_records}: {error.strerror}") from None
-    return _json(found.to_dict()) if args.json else pages.simulate_text(found)
+    return json_text(found.to_dict()) if args.json else pages.simulate_text(found)
 
 
 def _add_report(commands: Any) -> None:
@@ -276,14 +265,14 @@ def _run_report(args: argparse.Namespace) -> str:
         shares=not args.no_shares,
     )
     if not args.out:
-        return _json(made.to_dict()) if args.json else report.markdown(made).rstrip()
+        return json_text(made.to_dict()) if args.json else report.markdown(made).rstrip()
     from roofline.plots import save
 
     folder = Path(args.out)
     files = save(made, folder)
     _write(str(folder / "report.md"), report.markdown(made, files))
     if args.json:
-        return _json(made.to_dict())
+        return json_text(made.to_dict())
     return "\n".join(str(path) for path in (folder / "report.md", *files))
 
 
@@ -292,11 +281,12 @@ def _add_shares(commands: Any) -> None:
         "shares",
         help="which emulated share of exp2 is best, and what binds then",
         description="The best emulated share of exp2 for head dimensions 64, 128 and 192/128 in "
-        "bf16 and fp8, by closed form.",
+        "bf16 and fp8: by the pipes alone, with latencies, and as replayed where there is a "
+        "kernel.",
     )
     _add_gpu_option(parser, "b200")
     parser.add_argument(
-        "--replay", action="store_true", help="also by the cycle model, where there is a kernel"
+        "--replay", action="store_true", help="emulate and replay anew: minutes, and no table"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run_shares)
@@ -306,7 +296,7 @@ def _run_shares(args: argparse.Namespace) -> str:
     from roofline.shares import shares, text
 
     found = shares(args.gpu, replay=args.replay)
-    return _json([choice.to_dict() for choice in found]) if args.json else text(found)
+    return json_text([row.to_dict() for row in found]) if args.json else text(found)
 
 
 def _write(path: str, text: str) -> None:
@@ -352,7 +342,7 @@ def _run_budget(args: argparse.Namespace) -> str:
         page = result.to_dict()
         page["problem"] = whole.to_dict() if whole else None
         page["notes"] += [hint] if hint else []
-        return _json(page)
+        return json_text(page)
     parts = [str(result), problem_text(whole) if whole else "", f"note: {hint}" if hint else ""]
     return "\n\n".join(part for part in parts if part)
 
@@ -360,25 +350,18 @@ def _run_budget(args: argparse.Namespace) -> str:
 def _run_gpus(args: argparse.Namespace) -> str:
     if args.gpu:
         gpu = find_gpu(args.gpu)
-        return _json(gpu.to_dict()) if args.json else gpu_text(gpu)
+        return json_text(gpu.to_dict()) if args.json else gpu_text(gpu)
     if args.json:
-        return _json({gpu.name: gpu.to_dict() for gpu in gpus()})
+        return json_text({gpu.name: gpu.to_dict() for gpu in gpus()})
     return gpus_text(gpus(), tuple(FIELDS))
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, indent=2, allow_nan=False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit status."""
-    try:
+
+    def action() -> int:
         args = _parser().parse_args(argv)
-        print(args.run(args), flush=True)
-    except RooflineError as error:
-        print(f"roofline: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        # The reader (head, less) has gone: what it wanted is written, so nothing is wrong.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        print(args.run(args))
+        return 0
+
+    return command.run("roofline", action, refused=(RooflineError,))

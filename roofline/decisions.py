@@ -7,7 +7,7 @@ that do not depend on sequence lengths, so that one kernel serves every shape.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
@@ -63,8 +63,7 @@ def decide(gpu: Gpu, fmt: Format, head_dim: int, causal: bool, balanced: Fractio
         if row.softmax_registers == plan.softmax_registers
     ]
     deepest = [row for row in known if row.kv_stages == plan.kv_stages]
-    fits = [row for row in deepest if not row.stack_bytes]
-    row = _best(fits) if fits else None
+    row = best_row(deepest)
     share = float(balanced) if row is None else row.exp2_share
     order, why_order = _order(gpu, plan, row)
     reasons = {
@@ -97,11 +96,12 @@ def no_kernel(gpu: Gpu, fmt: Format, head_dim: int, head_dim_v: int) -> tuple[st
     return tuple(rules)
 
 
-def _best(found: list[Row]) -> Row:
-    """The smallest share that ties with the fastest."""
-    fastest = min(row.cycles(BLOCKS) for row in found)
-    tied = [row for row in found if row.cycles(BLOCKS) <= SHARE_TIE * fastest]
-    return min(tied, key=lambda row: row.exp2_share)
+def best_row(deepest: Sequence[Row]) -> Row | None:
+    """The smallest share that ties with the fastest, of those that do not spill; None if all do."""
+    fits = [row for row in deepest if not row.stack_bytes]
+    fastest = min((row.cycles(BLOCKS) for row in fits), default=0)
+    tied = [row for row in fits if row.cycles(BLOCKS) <= SHARE_TIE * fastest]
+    return min(tied, key=lambda row: row.exp2_share, default=None)
 
 
 def _share_reason(gpu: Gpu, share: float, row: Row | None, deepest: list[Row]) -> str:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fa4
-from kernels.common.plan import KernelPlan
+from fa4.plan import make_plan
 from tests.fa4.fake_emulator import FINDING, FakeEmulator
 from tests.fa4.problems import assert_numbers_rule, random_qkv
 
@@ -26,7 +26,7 @@ def test_what_the_emulator_is_given(emulator: FakeEmulator) -> None:
     )
     assert out.dtype == torch.float16 and lse.dtype == torch.float32
     (call,) = emulator.calls
-    plan = KernelPlan.forward(gpu="b300", dtype="float16", head_dim=48, causal=True)
+    plan = make_plan("b300", "float16", 48, True, {})
     assert call.plan == plan and call.gpu == "b300"
     assert call.roles[12] == "mma" and call.roles == plan.role_of_warp()
     assert call.progress is None

@@ -1,7 +1,7 @@
 """What ptxas and the cycle model say of the forward kernel's plans: the table that fa4's plan is
 chosen from (roofline/gpu_data/forward_kernel.csv).
 
-    python -m tests.roofline.forward_table > forward_kernel.csv         # 15 minutes of one core
+    python -m tests.roofline.forward_table > forward_kernel.csv         # 12 minutes of one core
     python -m tests.roofline.forward_table sm_100a bfloat16 128 causal  # the rows that begin so
 
 Needs CuTe DSL and cuobjdump, no GPU: each row compiles a plan, reads its stack from the cubin, runs
@@ -22,10 +22,11 @@ from roofline.cycles.predict import predict
 from roofline.evidence import FIELDS, GPU_OF_ARCH, Row
 from roofline.problem import Problem
 
-#: Emulated shares of exp2: where the MUFU is twice as fast, few are worth a look.
-SHARES = {"b200": (0.0, 0.125, 0.25, 0.375, 0.5), "b300": (0.0, 0.125, 0.25)}
-#: Slots of the K/V ring that are tried beside as many as fit (B200, bfloat16), by head_dim.
-STAGES = {64: (2, 4), 128: (2,)}
+#: Emulated shares of exp2 by GPU: where the MUFU is twice as fast, few are worth a look.
+SHARES = {"b200": (0.0, 0.25, 0.375, 0.5), "b300": (0.0, 0.125)}
+#: Slots of the K/V ring that are tried beside as many as fit (B200, dense, bfloat16), and at which
+#: share of exp2.
+STAGES, STAGES_SHARE = 2, 0.375
 PROBLEM = {causal: Problem(1, 8192, 8192, 1, 1, causal) for causal in (False, True)}
 HEAD = """\
 # The forward kernel of kernels/blackwell by plan: stack bytes of ptxas (spills; 0 is none), and the
@@ -45,14 +46,11 @@ def plans() -> Iterator[KernelPlan]:
 
 
 def _plans(gpu: str, dtype: str, head_dim: int, causal: bool) -> Iterator[KernelPlan]:
+    asked = {"gpu": gpu, "dtype": dtype, "head_dim": head_dim, "causal": causal}
     for share in SHARES[gpu]:
-        yield KernelPlan.forward(
-            gpu=gpu, dtype=dtype, head_dim=head_dim, causal=causal, exp2_emulated_share=share
-        )
-    for stages in STAGES[head_dim] if (gpu, dtype) == ("b200", "bfloat16") else ():
-        yield KernelPlan.forward(
-            gpu=gpu, dtype=dtype, head_dim=head_dim, causal=causal, kv_stages=stages
-        )
+        yield KernelPlan.forward(**asked, exp2_emulated_share=share)
+    if (gpu, dtype, causal) == ("b200", "bfloat16", False):
+        yield KernelPlan.forward(**asked, exp2_emulated_share=STAGES_SHARE, kv_stages=STAGES)
 
 
 def row(plan: KernelPlan) -> Row:

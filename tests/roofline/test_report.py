@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from roofline import report
+from roofline.choice import choose
 from roofline.cli import main
 from roofline.errors import RooflineError
 from roofline.report import LENGTHS, Report
@@ -79,6 +80,24 @@ def test_best_shares_are_where_the_pipes_balance() -> None:
     assert all(c.share == 0 for c in b300.values() if (c.head_dim, c.dtype) != (64, "fp8"))
     for choice in (*b200.values(), *b300.values()):
         assert choice.exp_best <= choice.exp_plain
+
+
+@pytest.mark.parametrize("gpu", ["b200", "gb300"])
+def test_replayed_shares_are_what_fa4_plans(gpu: str) -> None:
+    """And the forecast, which knows the chain, is nearer to them than the pipes alone."""
+    found = {(row.head_dim, row.dtype): row for row in shares(gpu)}
+    for head_dim in (64, 128):
+        row = found[head_dim, "bf16"]
+        assert row.replay is not None and row.chain is not None
+        plan = choose(gpu, head_dim).plan_fields
+        assert row.replay.share == plan["exp2_emulated_share"]
+        assert row.replay.saves >= 0 and row.chain.saves >= 0
+        assert abs(row.chain.share - row.replay.share) <= 0.125
+    assert found[128, "fp8"].replay is None and found[192, "bf16"].replay is None
+
+
+def test_hopper_has_pipes_alone() -> None:
+    assert all(row.chain is None and row.replay is None for row in shares("h200"))
 
 
 def test_shares_command(capsys: pytest.CaptureFixture[str]) -> None:
