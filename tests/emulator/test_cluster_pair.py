@@ -130,6 +130,47 @@ def test_a_piece_is_missing(body: str, code: str) -> None:
     assert found.startswith(code), found
 
 
+ODD_ONLY = "setp.eq.u32 %p, %rank, 1; @%p bra ODD{0};\n{1}\nODD{0}:\n"
+WAIT = BODY[BODY.index("WAIT:") : BODY.index("tcgen05.fence::after_thread_sync;\nshr")]
+OVERWRITE = "setp.ne.u32 %p, %rank, {}; @%p bra KEEP; st.shared.b32 [%base+{}], %t; KEEP:\n"
+
+
+@pytest.mark.parametrize(
+    "body,code",
+    [
+        # Only one of the CTAs leaves it out.
+        (
+            BODY.replace(
+                "fence.proxy.async.shared::cta;",
+                ODD_ONLY.format(1, "fence.proxy.async.shared::cta;"),
+            ),
+            ("missing_proxy_fence",),
+        ),
+        (
+            BODY.replace(WAIT, ODD_ONLY.format(2, WAIT)),
+            ("tmem_access_before_commit", "tcgen05_ld_"),
+        ),
+        # The MMA of the even CTA reads the odd one's A and B, and both wait for it to be over.
+        (BODY.replace("WAIT:", OVERWRITE.format(1, 128) + "WAIT:"), ("mma_operand_", "smem_race")),
+        (BODY.replace("WAIT:", OVERWRITE.format(0, 4096) + "WAIT:"), ("mma_operand_", "smem_race")),
+        # Nothing orders the odd CTA's operands, or its allocation, before the MMA.
+        (
+            without(CLUSTER).replace("ld.shared.b32 %tm", "bar.sync 0; ld.shared.b32 %tm", 1),
+            ("cluster_cta_not_started",),
+        ),
+        (
+            BODY.replace(CLUSTER, f"{CLUSTER} st.shared.b32 [%base+256], %rank;", 1),
+            ("missing_proxy_fence", "smem_race", "mma_operand_"),
+        ),
+    ],
+    ids=["odd proxy fence", "odd wait", "odd A", "even B", "no barrier", "written late"],
+)
+@every_way
+def test_the_odd_cta_is_held_to_it_too(way: dict, body: str, code: tuple[str, ...]) -> None:
+    found = code_of(run(body.replace("%t; KEEP", "%rank; KEEP"), **way)[0])
+    assert found.startswith(code), found
+
+
 def test_both_must_free() -> None:
     last = "setp.ge.u32 %p, %t, 32;"
     ran, _, _ = run(
