@@ -107,6 +107,8 @@ _NO_DEST = frozenset(
 def destinations(ins: Instr) -> int:
     """How many leading operands are written (``d|p`` counts once)."""
     mods = ins.mods
+    if mods[0] in ("bar", "barrier") and "red" in mods[1:3]:
+        return 1
     if mods[0] in _NO_DEST:
         return 0
     if mods[0] == "mbarrier":

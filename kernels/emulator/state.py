@@ -21,6 +21,7 @@ from .memory import LocalMemory, SharedMemory, TensorMemory
 from .registers import WarpRegisters
 from .schedule import CTA_RANK_SHIFT, CTA_WINDOW_MASK, AsyncOp, BulkGroups, PendingLoad
 from .sync import MbarrierUnit
+from .sync.votes import Vote
 
 if TYPE_CHECKING:
     from .isa.allocation import PairCall
@@ -131,6 +132,11 @@ class NamedBarriers:
     def __init__(self, cta: Cta) -> None:
         self._cta = cta
         self.open: dict[int, _Barrier] = {}
+        self._votes: dict[int, list[Vote]] = {}  # of each open barrier
+
+    def vote(self, index: int, vote: Vote) -> None:
+        """What a warp that is about to arrive at a barrier contributes to its reduction."""
+        self._votes.setdefault(index, []).append(vote)
 
     def arrive(self, warp: Warp, index: int, threads: int | None, waits: bool) -> bool:
         """A warp arrives; True if that completes the barrier (waiters are then woken).
@@ -187,6 +193,9 @@ class NamedBarriers:
 
     def _complete(self, index: int, completing: list[Warp]) -> None:
         del self.open[index]
+        votes = self._votes.pop(index, [])
+        for vote in votes:
+            vote.put(sum(v.true for v in votes), sum(v.threads for v in votes))
         machine = self._cta.machine
         if machine.race is not None:
             waiters = [w for w, _ in self._cta.waiting.get(("bar", index), ())]

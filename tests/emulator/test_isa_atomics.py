@@ -67,7 +67,7 @@ mul.lo.u32 %x1, %i, {nb}; add.u32 %x1, %x1, %base;
     return text
 
 
-@pytest.mark.parametrize("space", ["global", "shared", "generic", "shared::cluster"])
+@pytest.mark.parametrize("space", ["global", "shared", "generic", "shared::cluster", "shared.cta"])
 @pytest.mark.parametrize(
     "op,kind,returns",
     [

@@ -1,4 +1,4 @@
-"""ldmatrix, stmatrix, movmatrix and mma.sync against the ISA's figures, element by element.
+"""Matrices of a warp and 16-bit mma.sync against the ISA's figures, element by element.
 
 PTX ISA 9.1 section 9.7.14.5: lane t holds, of an 8x8 matrix, elements 2 (t % 4) and the next one of
 row t / 4.
@@ -57,6 +57,66 @@ mul.wide.u32 %w, %t, {4 * count}; add.u64 %o, %o, %w;
             i, j = (j, i) if trans else (i, j)
             want = data[rows[8 * reg + i], j]
             assert out[lane, reg] >> 16 * half & 0xFFFF == want, (lane, reg, half)
+
+
+BYTES_HEAD = """
+.reg .b32 %t, %base, %row, %x<4>, %r<4>; .reg .b64 %d, %p, %o, %w;
+mov.u32 %t, %tid.x; mov.u32 %base, smem; ld.param.b64 %d, [data]; ld.param.b64 %p, [rows];
+ld.param.b64 %o, [out];
+mul.wide.u32 %w, %t, 4; add.u64 %p, %p, %w; ld.global.b32 %row, [%p];
+shl.b32 %row, %row, 4; add.u32 %row, %row, %base;
+"""
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_ldmatrix_of_bytes(count: int) -> None:
+    """A lane loads 4 consecutive columns across 2 rows; a column is 16 bytes of shared memory."""
+    rng = RNG(count)
+    data = rng.integers(0, 256, (32, 16), np.uint8)
+    rows = rng.permutation(32).astype(np.uint32)  # which column each lane points at
+    out = np.zeros((32, 2 * count, 4), np.uint8)
+    regs = ", ".join(f"%r{k}" for k in range(2 * count))
+    body = f"""{BYTES_HEAD}
+mul.wide.u32 %w, %t, 16; add.u64 %d, %d, %w; ld.global.v4.b32 {{%x0, %x1, %x2, %x3}}, [%d];
+shl.b32 %x4, %t, 4; add.u32 %x4, %x4, %base; st.shared.v4.b32 [%x4], {{%x0, %x1, %x2, %x3}};
+bar.warp.sync -1;
+ldmatrix.sync.aligned.m16n16.x{count}.trans.shared.b8 {{{regs}}}, [%row];
+mul.wide.u32 %w, %t, {8 * count}; add.u64 %o, %o, %w;
+{chr(10).join(f"st.global.b32 [%o+{4 * k}], %r{k};" for k in range(2 * count))}
+""".replace("%x<4>", "%x<5>")
+    clean(launch(module("data rows out", body, shared=1024), [data, rows, out]))
+    for lane, matrix, column, half in product(range(32), range(count), range(4), range(2)):
+        g, t = divmod(lane, 4)
+        want = data[rows[16 * matrix + 4 * t + column], g + 8 * half]
+        assert out[lane, 2 * matrix + column // 2, column % 2 + 2 * half] == want
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_stmatrix_of_bytes(count: int) -> None:
+    """A lane stores 2 columns across 2 rows, as mma.sync's accumulator holds them."""
+    rng = RNG(count)
+    data = rng.integers(0, 256, (32, count, 4), np.uint8)  # registers of each lane
+    rows = rng.permutation(32).astype(np.uint32)
+    out = np.zeros((32, 16), np.uint8)
+    regs = ", ".join(f"%r{k}" for k in range(count))
+    body = f"""{BYTES_HEAD}
+shl.b32 %x4, %t, 4; add.u32 %x4, %x4, %base; mov.b32 %x0, 0;
+st.shared.v4.b32 [%x4], {{%x0, %x0, %x0, %x0}};
+bar.warp.sync -1;
+mul.wide.u32 %w, %t, {4 * count}; add.u64 %d, %d, %w;
+{chr(10).join(f"ld.global.b32 %r{k}, [%d+{4 * k}];" for k in range(count))}
+stmatrix.sync.aligned.m16n8.x{count}.trans.shared.b8 [%row], {{{regs}}};
+bar.warp.sync -1;
+ld.shared.v4.b32 {{%x0, %x1, %x2, %x3}}, [%x4];
+mul.wide.u32 %w, %t, 16; add.u64 %o, %o, %w; st.global.v4.b32 [%o], {{%x0, %x1, %x2, %x3}};
+""".replace("%x<4>", "%x<5>")
+    clean(launch(module("data rows out", body, shared=1024), [data, rows, out]))
+    want = np.zeros((32, 16), np.uint8)
+    for lane, matrix, column, half in product(range(32), range(count), range(2), range(2)):
+        g, t = divmod(lane, 4)
+        place = rows[8 * matrix + 2 * t + column]
+        want[place, g + 8 * half] = data[lane, matrix, column + 2 * half]
+    assert np.array_equal(out, want)
 
 
 @pytest.mark.parametrize("trans", ["", ".trans"])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _SEM = r"(?:\.(?:relaxed|acquire|release|acq_rel))?(?:\.(?:cta|cluster|gpu|sys))?"
 _ORDERS = ("acquire", "release", "acq_rel")
-_SPACE = r"(?:\.(?P<space>global|shared(?:::cta|::cluster)?))?"
+_SPACE = r"(?:\.(?P<space>global|shared(?:::cta|::cluster|\.cta)?))?"
 _TYPE = r"(?P<type>[busf](?:8|16|32|64|128)|bf16|f16x2|bf16x2)"
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..checks.flags import SCOPES
 from ..findings import EmulatorFault
 from ..ptx.ast import Imm, Instr, Label, Mem, Operand, Reg, Sink
+from ..sync.votes import Vote
 from .table import FULL, LANES, Binding, Handler, Wait, first_lane, machine
 
 if TYPE_CHECKING:
@@ -62,9 +63,7 @@ def fence_mbarrier_init(b: Binding) -> Handler:
     return run
 
 
-@machine(
-    r"fence(?:\.(sc|acq_rel|acquire|release))?\.(cta|cluster|gpu|sys)|membar\.(cta|gl|sys)"
-)
+@machine(r"fence(?:\.(sc|acq_rel|acquire|release))?\.(cta|cluster|gpu|sys)|membar\.(cta|gl|sys)")
 def fence(b: Binding) -> Handler:
     """Ordinary memory effects happen in program order; only the race detector has to know."""
     kind, scope = b.match[1], SCOPES[(b.match[2] or b.match[3]).replace("gl", "gpu")]
@@ -116,6 +115,36 @@ def named_barrier(b: Binding) -> Handler:
         return Wait(
             ("bar", index), f"barrier {index}", retry=False, detail=(("barrier", f"named {index}"),)
         )
+
+    return run
+
+
+@machine(
+    r"(?:bar|barrier)(?:\.cta)?\.red\.(?:(popc)(?:\.aligned)?\.u32|(and|or)(?:\.aligned)?\.pred)",
+    converged=True,
+)
+def barrier_reduction(b: Binding) -> Handler:
+    """bar.sync that also gives everybody who waits how many, whether all or whether any voted."""
+    target, which, *threads_, source = b.ins.operands
+    number, vote = b.scalar(which), b.predicate(source)
+    threads = b.scalar(threads_[0]) if threads_ else None
+    op = b.match[1] or b.match[2]
+    put = b.put32(target) if op == "popc" else b.put_predicate(target)
+
+    def run(w: Warp, mask: int) -> Wait | None:
+        lane, yes = first_lane(mask), vote(w) & mask
+        index = number(w, lane)
+
+        def result(true: int, voted: int) -> None:
+            value = {"popc": true, "and": FULL * (true == voted), "or": FULL * (true > 0)}[op]
+            put(w, mask, value)
+
+        w.cta.named.vote(index, Vote(mask.bit_count(), yes.bit_count(), result))
+        expected = threads(w, lane) if threads is not None else None
+        if w.cta.named.arrive(w, index, expected, True):
+            return None
+        detail = (("barrier", f"named {index}"),)
+        return Wait(("bar", index), f"barrier {index}", retry=False, detail=detail)
 
     return run
 

@@ -89,11 +89,12 @@ def _wait(b: Binding) -> Reader:
     return read
 
 
-@reads(r"(?:bar|barrier)(?:\.cta)?\.(sync|arrive)(?:\.aligned)?", OpClass.BARRIER)
+@reads(r"(?:bar|barrier)(?:\.cta)?\.(sync|arrive|red)(?:\.[\w]+)*", OpClass.BARRIER)
 def _named(b: Binding) -> Reader:
-    number = b.scalar(b.ins.operands[0])
-    threads = b.scalar(b.ins.operands[1]) if len(b.ins.operands) > 1 else None
-    waits = int(b.match[1] == "sync")
+    operands = b.ins.operands[1:-1] if b.match[1] == "red" else b.ins.operands
+    number = b.scalar(operands[0])
+    threads = b.scalar(operands[1]) if len(operands) > 1 else None
+    waits = int(b.match[1] != "arrive")
 
     def read(w: Warp, mask: int) -> Row:
         lane = first_lane(mask)
