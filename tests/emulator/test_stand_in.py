@@ -138,6 +138,35 @@ def test_gradients_flow_through_tensors_of_the_device():
     assert torch.equal(w.grad, 2 * numbers(8))
 
 
+def test_python_code_that_torch_calls_sees_the_device():
+    """Of gradients and of operators: torch turns a function mode off while it runs them."""
+    seen = []
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            seen.append((gradient.is_cuda, torch.empty(3, device="cuda").is_cuda))
+            return gradient * 2
+
+    with stand_in():
+
+        @torch.library.custom_op("stand_in_test::add_one", mutates_args=(), device_types="cuda")
+        def add_one(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            seen.append((x.is_cuda, out.is_cuda))
+            return out.copy_(x + 1)
+
+        leaf = numbers(8).cuda().requires_grad_()
+        Twice.apply(leaf).sum().backward()
+        assert torch.equal(add_one(leaf.detach()).cpu(), numbers(8) + 1)
+    assert seen == [(True, True), (True, True)]
+    assert torch.equal(leaf.grad, torch.full((8,), 2.0))
+
+
 def test_everything_is_put_back():
     from cutlass.cute import testing
     from cutlass.cutlass_dsl import CuTeDSL
@@ -189,6 +218,24 @@ def test_tvm_ffi_functions_take_torch_tensors():
         with pytest.raises(Exception, match="(?i)mismatch|expected"):
             double(numbers(64).double().cuda())
     assert len(gpu.reports) == 2
+
+
+def test_compiled_functions_run_in_the_stand_in_that_is_on():
+    """Packages keep them; the tensors and the GPU are those of the moment."""
+    with stand_in("b200") as first:
+        values = cute_tensor(numbers(64).cuda())
+        double = cute.compile(k.double_all, values)
+        double(values)
+    with pytest.raises(RuntimeError, match="inside of kernels.emulator.stand_in"):
+        double(values)
+    with stand_in("gb200", profile="isa") as second:
+        again = numbers(64).cuda()
+        double(cute_tensor(again))
+        assert torch.equal(again.cpu(), numbers(64) * 2)
+    with stand_in("h100"), pytest.raises(RuntimeError, match="compiled for b200.*is h100"):
+        double(cute_tensor(numbers(64).cuda()))
+    assert [len(first.reports), len(second.reports)] == [1, 1]
+    assert second.reports[0].profile == "isa"
 
 
 # --- Scripts ------------------------------------------------------------------------------------

@@ -45,13 +45,25 @@ class StandIn:
         return all(report.ok for report in self.reports)
 
 
+@dataclass(frozen=True)
+class _Session:
+    """A stand-in that is on. run: emulates the launches of a function, and judges."""
+
+    gpu: GpuModel
+    memory: DeviceMemory
+    run: Runner
+
+
+# Compiled functions outlive a stand-in, in the caches of packages; they run in the one that is on.
+_sessions: list[_Session] = []
+
+
 class _Emulated:
     """Stands for what the DSL compiled: a call runs the kernels on the model."""
 
-    def __init__(self, compiled: Any, memory: DeviceMemory, gpu: GpuModel, run: Runner) -> None:
+    def __init__(self, compiled: Any, gpu: GpuModel) -> None:
         self._compiled = compiled
-        self._memory = memory
-        self._run = run
+        self._gpu = gpu
         # A TVM-FFI function has made its program while it was made itself.
         ffi_program = getattr(compiled, "emulated_program", None)
         self._is_ffi = ffi_program is not None
@@ -60,10 +72,25 @@ class _Emulated:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._compiled, name)
 
+    @property
+    def _session(self) -> _Session:
+        if not _sessions:
+            raise RuntimeError(
+                "this function was compiled inside of kernels.emulator.stand_in: it runs there only"
+            )
+        if _sessions[-1].gpu.arch != self._gpu.arch:
+            raise RuntimeError(
+                f"this function was compiled for {self._gpu.name} ({self._gpu.arch}), and the "
+                f"stand-in is {_sessions[-1].gpu.name} ({_sessions[-1].gpu.arch}): packages that "
+                "remember their GPU want a process for each"
+            )
+        return _sessions[-1]
+
     def __call__(self, *args: Any, **kwargs: Any) -> None:
+        memory = self._session.memory
         if self._is_ffi:
-            views = [self._on_device(arg) for arg in args]
-            named = {name: self._on_device(arg) for name, arg in kwargs.items()}
+            views = [_on_device(memory, arg) for arg in args]
+            named = {name: _on_device(memory, arg) for name, arg in kwargs.items()}
             self._emulate(self._program.launches_of(lambda: self._compiled(*views, **named)))
             return
         pointers, keep_alive = self._compiled.execution_args.generate_execution_args(args, kwargs)
@@ -76,28 +103,30 @@ class _Emulated:
     def to(self, device: Any = None) -> _Emulated:
         return self
 
-    def _on_device(self, arg: Any) -> Any:
-        """An argument as the FFI takes it, sequences and dataclasses item by item."""
-        if isinstance(arg, (list, tuple)):
-            # A NamedTuple is made from its fields, other sequences from one iterable.
-            make = getattr(type(arg), "_make", type(arg))
-            return make([self._on_device(item) for item in arg])
-        if is_dataclass(arg) and not isinstance(arg, type):
-            converted = copy.copy(arg)
-            for item in fields(arg):
-                value = self._on_device(getattr(arg, item.name))
-                object.__setattr__(converted, item.name, value)  # also where it is frozen
-            return converted
-        return self._memory.presented(arg)
-
     def _emulate(self, launches: list[Launch]) -> None:
-        tensors = self._memory.tensors()
+        session = self._session
+        tensors = session.memory.tensors()
         for launch in launches:
             check_tensor_maps(launch.params, tensors)
         allocations = merge_allocations(place.allocation(name) for name, place in tensors)
         launches = [replace(launch, allocations=allocations) for launch in launches]
         name = str(self._compiled.execution_args.function_name)
-        self._run(name, self._program.ptx, launches)
+        session.run(name, self._program.ptx, launches)
+
+
+def _on_device(memory: DeviceMemory, arg: Any) -> Any:
+    """An argument as the FFI takes it, sequences and dataclasses item by item."""
+    if isinstance(arg, (list, tuple)):
+        # A NamedTuple is made from its fields, other sequences from one iterable.
+        make = getattr(type(arg), "_make", type(arg))
+        return make([_on_device(memory, item) for item in arg])
+    if is_dataclass(arg) and not isinstance(arg, type):
+        converted = copy.copy(arg)
+        for item in fields(arg):
+            value = _on_device(memory, getattr(arg, item.name))
+            object.__setattr__(converted, item.name, value)  # also where it is frozen
+        return converted
+    return memory.presented(arg)
 
 
 # TVMFFISafeCallType (tvm/ffi/c_api.h): int (void* handle, const TVMFFIAny*, int32_t, TVMFFIAny*).
@@ -161,7 +190,7 @@ def _ffi_functions(memory: DeviceMemory) -> Iterator[None]:
 
 
 @contextmanager
-def _compiles_for(memory: DeviceMemory, gpu: GpuModel, run: Runner) -> Iterator[None]:
+def _compiles_for(session: _Session) -> Iterator[None]:
     """The DSL keeps PTX and lines of what it compiles, and what it returns is an `_Emulated`."""
 
     def stand_in_for(dsl: Any) -> Callable[..., Any]:
@@ -173,7 +202,7 @@ def _compiles_for(memory: DeviceMemory, gpu: GpuModel, run: Runner) -> Iterator[
                 return real(*args, **kwargs)
             positional = list(args)
             positional[6] = True  # no_jit_engine: its engine would be the real CUDA runtime's
-            return _Emulated(real(*positional, **kwargs), memory, gpu, run)
+            return _Emulated(real(*positional, **kwargs), session.gpu)
 
         return compile_and_cache
 
@@ -187,7 +216,7 @@ def _compiles_for(memory: DeviceMemory, gpu: GpuModel, run: Runner) -> Iterator[
                 setattr(settings, name, value)
             dsl.compile_and_cache = stand_in_for(dsl)
             restore.callback(delattr, dsl, "compile_and_cache")
-        restore.enter_context(_ffi_functions(memory))
+        restore.enter_context(_ffi_functions(session.memory))
         yield
 
 
@@ -227,7 +256,9 @@ def standing_in(
 
     with host_sees(gpu), cuda_driver(gpu), ExitStack() as restore:
         memory = restore.enter_context(torch_cuda(gpu))
-        restore.enter_context(_compiles_for(memory, gpu, judge))
+        _sessions.append(_Session(gpu, memory, judge))
+        restore.callback(_sessions.pop)
+        restore.enter_context(_compiles_for(_sessions[-1]))
         restore.callback(setattr, testing, "benchmark", testing.benchmark)
         testing.benchmark = _call_once
         restore.callback(setattr, cute.runtime, "load_module", cute.runtime.load_module)

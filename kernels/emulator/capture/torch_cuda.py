@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial, wraps
 from typing import Any
 
 from kernels.emulator.gpus import GpuModel
@@ -282,14 +283,35 @@ def _nothing() -> Callable[..., None]:
     return lambda *_, **__: None
 
 
+# Modes that are on. torch turns a mode off while it runs a call that the mode saw; Python code that
+# such a call runs, of operators and of gradients, sees the device all the same.
+_modes: list[Any] = []
+
+
+def _seen(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, run with the device's mode on, if there is a device."""
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        from torch.overrides import _get_current_function_mode_stack
+
+        if not _modes or _modes[-1] in _get_current_function_mode_stack():
+            return function(*args, **kwargs)
+        with _modes[-1]:
+            return function(*args, **kwargs)
+
+    return run
+
+
 def _custom_op(real: Callable[..., Any]) -> Callable[..., Any]:
     """torch.library.custom_op for which operators of CUDA tensors are those of CPU tensors."""
 
-    def custom_op(*args: Any, device_types: Any = None, **kwargs: Any) -> Any:
+    def custom_op(name: str, fn: Any = None, /, *, device_types: Any = None, **kwargs: Any) -> Any:
         kinds = [device_types] if isinstance(device_types, str) else device_types
         if kinds is not None and "cuda" in kinds:
             device_types = tuple(dict.fromkeys([*kinds, "cpu"]))
-        return real(*args, device_types=device_types, **kwargs)
+        define = partial(real, name, device_types=device_types, **kwargs)
+        return (lambda fn: define(_seen(fn))) if fn is None else define(_seen(fn))
 
     return custom_op
 
@@ -298,12 +320,18 @@ def _custom_op(real: Callable[..., Any]) -> Callable[..., Any]:
 def torch_cuda(gpu: GpuModel) -> Iterator[DeviceMemory]:
     """While the block runs, torch has the modelled CUDA device; in this thread for its tensors."""
     torch = _torch()
+    from torch.autograd.function import BackwardCFunction
+
     memory = DeviceMemory()
+    mode = _mode(memory)
     changes = [(torch.cuda, name, value) for name, value in _cuda_functions(gpu).items()]
     changes.append((torch.library, "custom_op", _custom_op(torch.library.custom_op)))
+    changes.append((BackwardCFunction, "apply", _seen(BackwardCFunction.apply)))
     with ExitStack() as restore:
         for owner, name, value in changes:
             restore.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
-        restore.enter_context(_mode(memory))
+        _modes.append(mode)
+        restore.callback(_modes.pop)
+        restore.enter_context(mode)
         yield memory
