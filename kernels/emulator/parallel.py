@@ -5,8 +5,8 @@ memory (copy on write) and sends back the bytes that it changed; the parent writ
 workers are done, so that an interrupted launch leaves the tensors as they were. Two workers that
 changed the same byte did share writes: that is an error, and nothing is written. What a worker
 wrote is not seen by the others, so a kernel whose CTAs read each other's results needs
-``processes=1``. Forking is for a process without other threads at work (Python's own advice): call
-it from a program's main thread, not from under a thread pool.
+``processes=1``. A fork waits while another thread is inside numpy's BLAS (OpenBLAS takes its lock
+before a fork), so call it where none keeps that busy.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .findings import Finding
+from . import machine
 from .gpus import GpuModel
 from .host_runtime import Launch
-from .machine import LaunchResult, clusters, load, run_launch
+from .machine import LaunchResult, clusters, load
 from .memory import GlobalMemory
+from .native import matmul
 from .schedule import Options
 
 # Per allocation: (index of the allocation, offsets of changed bytes, their values).
@@ -47,6 +48,7 @@ def run_parallel(
     """As `machine.run_launch`, over at most ``processes`` workers; the first finding in grid order
     is reported. Raises ValueError where CTAs share global writes or launch control."""
     program = load(ptx, launch.kernel, launch.cluster != (1, 1, 1))  # once, before the fork
+    matmul.functions()  # as well
     if any(ins.op.startswith("clusterlaunchcontrol.") for ins in program.entry.body):
         raise ValueError(
             f"processes={processes}: {launch.kernel} takes clusters over with"
@@ -105,15 +107,18 @@ def _work(
     """A worker's life: run its share, send what changed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears of it and ends the workers
     try:
-        before = [a.data.copy() for a in memory.allocations]
+        # The launch adds its parameters and variables to the list, wherever they happen to lie.
+        before = [(a, a.data.copy()) for a in memory.allocations]
         report = lambda fraction: pipe.send(("progress", fraction))
-        result = run_launch(ptx, launch, gpu, memory, options=options, progress=report, **settings)
+        # Looked up now: a name bound while a test had put something in its place would stay that.
+        run = machine.run_launch
+        result = run(ptx, launch, gpu, memory, options=options, progress=report, **settings)
         changes: Changes = []
-        for index, (old, allocation) in enumerate(zip(before, memory.allocations, strict=True)):
+        for index, (allocation, old) in enumerate(before):
             at = np.flatnonzero(old != allocation.data)
             if at.size:
                 changes.append((index, at, allocation.data[at]))
-        pipe.send(("done", (_plain(result), changes)))
+        pipe.send(("done", (result, changes)))
     except BaseException as error:  # sent to the parent, which raises it
         try:
             pickle.dumps(error)
@@ -141,26 +146,12 @@ def _collect(
             if kind == "error":
                 raise value
             if kind == "done":
-                answers[pipe] = (_result(value[0]), value[1])
+                answers[pipe] = value
             else:
                 done[pipe] = value
                 if progress is not None:
                     progress(min(sum(done.values()) / len(pipes), 1.0))
     return [answers[pipe] for pipe in pipes]
-
-
-_NUMBERS = ("thread_instructions", "ctas", "seconds", "decode_seconds")
-
-
-def _plain(result: LaunchResult) -> dict[str, Any]:
-    """A result as plain data: classes need not be importable under their names, nor the same."""
-    out = {name: getattr(result, name) for name in _NUMBERS}
-    return out | {"findings": [finding.to_dict() for finding in result.findings]}
-
-
-def _result(plain: dict[str, Any]) -> LaunchResult:
-    findings = [Finding(**finding) for finding in plain["findings"]]
-    return LaunchResult(**{name: plain[name] for name in _NUMBERS}, findings=findings)
 
 
 def _write_back(memory: GlobalMemory, changes: list[Changes], launch: Launch) -> None:

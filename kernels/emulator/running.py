@@ -209,7 +209,6 @@ def _run_launch(
 ) -> LaunchReport:
     """Run one launch that the driver would take, at most `limit` thread-instructions of it."""
     from kernels.emulator.machine import run_launch
-    from kernels.emulator.parallel import run_parallel
 
     last = launch_ctas(launch) - 1
     if settings.ctas is not None and max(settings.ctas) > last:
@@ -218,7 +217,11 @@ def _run_launch(
             f" {last + 1} CTAs are 0 to {last}"
         )
     several = min(settings.processes, last + 1) > 1
-    run: Any = partial(run_parallel, processes=settings.processes) if several else run_launch
+    run: Any = run_launch
+    if several:
+        from kernels.emulator.parallel import run_parallel
+
+        run = partial(run_parallel, processes=settings.processes)
     try:
         result = run(
             ptx,
