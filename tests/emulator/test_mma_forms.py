@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from kernels.emulator.engines import formats
+from kernels.emulator.engines import InstrDescriptor, formats
 from kernels.emulator.engines.forms import Form, Operands, multiply
 from kernels.emulator.findings import EmulatorFault, UnsupportedPTX
 from kernels.emulator.memory import SharedMemory, TensorMemory
@@ -494,6 +494,10 @@ def test_metadata_that_mean_nothing() -> None:
         small = plain_idesc(64, 64, "f16", "f16", 1, sparse=1)
         changed = Operands(small, desc, desc, 0, False, False, metadata=META)
         multiply(Form("f16", 1, 0, True), changed, [smem], [tmem])
+    packed = scaled_idesc(128, 64, "e2m1x2", "e2m1x2", "ue8m0", 0, 0, False) | 1 << 12
+    assert InstrDescriptor.decode(packed, "mxf4") == InstrDescriptor.decode(
+        packed ^ 1 << 12, "mxf4"
+    )
     with pytest.raises(EmulatorFault, match=r"is not \.sp"):
         multiply(Form("f16", 1), ops, [smem], [tmem])
 

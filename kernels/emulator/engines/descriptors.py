@@ -165,7 +165,10 @@ def _scaled(value: int, kind: str, ws: bool) -> InstrDescriptor:
         _bad(value, f".kind::{kind} has no .ws form")
     _zero_bits(value, kind, 0, 1, 3, 6, 24, 25, 26)
     if kind in _PACKED:
-        _zero_bits(value, kind, 12, 15, 16)
+        _zero_bits(value, kind, 15, 16)
+        # Reserved in the ISA; CuTe DSL's builder (Tcgen05MxOmmaInstrDesc) sets it, as a sparsity
+        # version that "is irrelevant for SM100".
+        value &= ~(1 << 12)
     else:
         _zero_bits(value, kind, 31)
     a_byte, b_byte, long_k = value >> 29 & 3, value >> 4 & 3, value >> 31
