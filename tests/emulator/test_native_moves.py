@@ -7,11 +7,11 @@ import struct
 import numpy as np
 import pytest
 
-from kernels.emulator.findings import UnsupportedPTX
 from kernels.emulator.gpus import GPUS
 from kernels.emulator.host_runtime import Launch
 from kernels.emulator.machine import run_launch
 from kernels.emulator.memory import GlobalMemory
+from kernels.emulator.ptx import PTXSyntaxError
 
 from . import cluster_harness
 from .ptx_harness import HEADER, execute, launch_text, run
@@ -131,7 +131,7 @@ def test_special_register_as_operand() -> None:
 
 
 def test_unmodelled_special_register() -> None:
-    with pytest.raises(UnsupportedPTX, match="%pm0"):
+    with pytest.raises(PTXSyntaxError, match="%pm0"):
         run("mov.u32 %d, %pm0;", {}, {"d": np.uint32})
 
 
