@@ -202,6 +202,27 @@ def test_memory_of_tensors_that_are_gone_is_no_memory_of_the_device():
             k.double_by_pointer(pointer, cutlass.Int32(64))
 
 
+def test_memory_of_the_driver_is_the_devices():
+    import cuda.bindings.driver as driver
+    import cuda.bindings.runtime as runtime
+
+    values = numbers(64).numpy().copy()
+    back = np.empty_like(values)
+    with stand_in():
+        error, address = runtime.cudaMalloc(values.nbytes)
+        assert error == runtime.cudaError_t.cudaSuccess and address % 256 == 0
+        runtime.cudaMemset(address, 255, values.nbytes)
+        driver.cuMemcpyHtoD(address, values.ctypes.data, values.nbytes // 2)
+        pointer = make_ptr(cutlass.Float32, address, cute.AddressSpace.gmem)
+        k.double_by_pointer(pointer, cutlass.Int32(64))
+        driver.cuMemcpyDtoH(back.ctypes.data, address, values.nbytes)
+        assert runtime.cudaFree(address) == (runtime.cudaError_t.cudaSuccess,)
+        assert runtime.cudaFree(address) == (runtime.cudaError_t.cudaErrorInvalidValue,)
+        with pytest.raises(EmulationError, match="global_out_of_bounds"):
+            k.double_by_pointer(pointer, cutlass.Int32(64))
+    assert (back[:32] == values[:32] * 2).all() and np.isnan(back[32:]).all()
+
+
 # --- TVM-FFI ------------------------------------------------------------------------------------
 
 

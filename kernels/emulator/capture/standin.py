@@ -254,8 +254,9 @@ def standing_in(
             raise EmulationError(f"{name}: the kernel has findings\n{report}", report)
         return report
 
-    with host_sees(gpu), cuda_driver(gpu), ExitStack() as restore:
+    with host_sees(gpu), ExitStack() as restore:
         memory = restore.enter_context(torch_cuda(gpu))
+        restore.enter_context(cuda_driver(gpu, memory))
         _sessions.append(_Session(gpu, memory, judge))
         restore.callback(_sessions.pop)
         restore.enter_context(_compiles_for(_sessions[-1]))

@@ -8,6 +8,7 @@ copies between the two sides are copies, and DLPack presents them as the device'
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial, wraps
@@ -34,6 +35,7 @@ class DeviceMemory:
     def __init__(self) -> None:
         self._storages: dict[int, Any] = {}  # StorageImpl address -> StorageWeakRef
         self._shown: dict[tuple[str, Geometry], Any] = {}  # -> StorageWeakRef
+        self._buffers: dict[int, Any] = {}  # address -> array, of cudaMalloc
 
     def owns(self, tensor: Any) -> bool:
         """Whether the tensor is on the device."""
@@ -68,11 +70,25 @@ class DeviceMemory:
         self.show(value)
         return CudaView(value.detach())
 
+    def allocate(self, nbytes: int) -> int:
+        """Address of new memory, as cudaMalloc gives it; nothing has been written there."""
+        buffer = _aligned_bytes(max(nbytes, 1))
+        self._buffers[buffer.ctypes.data] = buffer
+        return int(buffer.ctypes.data)
+
+    def free(self, address: int) -> bool:
+        """Whether there was such memory; it is gone now."""
+        return self._buffers.pop(address, None) is not None
+
     def tensors(self) -> list[tuple[str, Geometry]]:
         """Names and geometries of what is shown and still lives."""
         self._shown = {key: ref for key, ref in self._shown.items() if not ref.expired()}
         self._storages = {key: ref for key, ref in self._storages.items() if not ref.expired()}
-        return list(self._shown)
+        buffers = [
+            (f"cudaMalloc({buffer.size})", Geometry(address, 8, (buffer.size,), (1,)))
+            for address, buffer in self._buffers.items()
+        ]
+        return [*self._shown, *buffers]
 
     def allocations(self) -> list[Allocation]:
         return [place.allocation(name) for name, place in self.tensors()]
@@ -84,18 +100,23 @@ def _torch() -> Any:
     return torch
 
 
+def _aligned_bytes(nbytes: int) -> Any:
+    """New memory, aligned as cudaMalloc's: uint8[nbytes]."""
+    import numpy as np
+
+    room = np.empty(nbytes + _ALIGNMENT_BYTES, np.uint8)
+    skip = -room.ctypes.data % _ALIGNMENT_BYTES
+    return room[skip : skip + nbytes]
+
+
 def _aligned(tensor: Any) -> Any:
     """A copy in memory aligned as cudaMalloc's; a tensor that autograd computed stays where it is,
     for its history is its own."""
-    import numpy as np
-
     torch = _torch()
     source = tensor.untyped_storage()
     if tensor.grad_fn is not None or type(tensor) is not torch.Tensor:
         return tensor
-    room = np.empty(source.nbytes() + _ALIGNMENT_BYTES, np.uint8)
-    skip = -room.ctypes.data % _ALIGNMENT_BYTES
-    storage = torch.from_numpy(room[skip : skip + source.nbytes()]).untyped_storage()
+    storage = torch.from_numpy(_aligned_bytes(source.nbytes())).untyped_storage()
     storage.copy_(source)
     moved = torch.empty(0, dtype=tensor.dtype)
     moved.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -300,6 +321,8 @@ def _seen(function: Callable[..., Any]) -> Callable[..., Any]:
         with _modes[-1]:
             return function(*args, **kwargs)
 
+    # torch reads an operator's types, which may be text that names the operator's own globals.
+    run.__signature__ = inspect.signature(function, eval_str=True)  # type: ignore[attr-defined]
     return run
 
 
@@ -326,7 +349,14 @@ def torch_cuda(gpu: GpuModel) -> Iterator[DeviceMemory]:
     mode = _mode(memory)
     changes = [(torch.cuda, name, value) for name, value in _cuda_functions(gpu).items()]
     changes.append((torch.library, "custom_op", _custom_op(torch.library.custom_op)))
-    changes.append((BackwardCFunction, "apply", _seen(BackwardCFunction.apply)))
+    backward = _seen(BackwardCFunction.apply)
+
+    def apply(node: Any, *gradients: Any) -> Any:
+        # Autograd makes gradients in C++, unseen; those of a function written in Python are taken
+        # for the device's.
+        return backward(node, *(_map(item, memory.take) for item in gradients))
+
+    changes.append((BackwardCFunction, "apply", apply))
     with ExitStack() as restore:
         for owner, name, value in changes:
             restore.callback(setattr, owner, name, getattr(owner, name))
