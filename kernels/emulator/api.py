@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.emulator.gpus import GpuModel, gpu_model
 from kernels.emulator.host_runtime import Launch
 from kernels.emulator.report import Report
-from kernels.emulator.running import Progress, Roles, Settings
+from kernels.emulator.running import Progress, Roles, Settings, function_name
 
 if TYPE_CHECKING:
     from kernels.emulator.capture.standin import StandIn
@@ -111,13 +111,6 @@ def stand_in(
 
     with standing_in(settings.gpu, run, keep_going) as session:
         yield session
-
-
-def function_name(fn: Any) -> str:
-    """What to call the host function in a report."""
-    if inspect.isfunction(fn) or inspect.ismethod(fn):
-        return str(fn.__qualname__).removeprefix("<locals>.")
-    return type(fn).__qualname__
 
 
 # --- Compiling once -----------------------------------------------------------------------------

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import index
 from typing import Any
 
 from kernels.emulator.findings import Finding
@@ -50,6 +52,10 @@ class Settings:
     unwritten: str = "finding"
 
     def __post_init__(self) -> None:
+        for name in ("seed", "processes", "max_instructions"):  # numpy's integers are integers too
+            value = getattr(self, name)
+            if hasattr(value, "__index__") and not isinstance(value, bool):
+                object.__setattr__(self, name, index(value))
         _check_choices(
             {name: getattr(self, name) for name in SUPPORTED}, self.seed, self.max_instructions
         )
@@ -149,6 +155,13 @@ def role_names(roles: Roles) -> dict[int, str]:
     return names
 
 
+def function_name(fn: Any) -> str:
+    """What to call the host function in a report."""
+    if inspect.isfunction(fn) or inspect.ismethod(fn):
+        return str(fn.__qualname__).removeprefix("<locals>.")
+    return type(fn).__qualname__
+
+
 # --- Running --------------------------------------------------------------------------------------
 
 
@@ -159,7 +172,7 @@ def run_launches(
     reports: list[LaunchReport] = []
     left = settings.max_instructions
     before: object | None = None  # what the last launch touched
-    for index, launch in enumerate(launches):
+    for number, launch in enumerate(launches):
         if any(report.findings for report in reports):
             reports.append(LaunchReport(launch, ran=False))
             continue
@@ -168,7 +181,7 @@ def run_launches(
             reports.append(LaunchReport(launch, tuple(findings)))
             continue
         launch = with_cluster(launch, settings.seed)
-        progress = _part(settings.progress, index, len(launches))
+        progress = _part(settings.progress, number, len(launches))
         memory = _memory(launch)
         if launch.programmatic_stream_serialization:
             memory.before = before
@@ -248,11 +261,11 @@ def _run_launch(
     )
 
 
-def _part(progress: Progress | None, index: int, total: int) -> Progress | None:
+def _part(progress: Progress | None, number: int, total: int) -> Progress | None:
     """Progress of one launch as progress of them all."""
     if progress is None:
         return None
-    return lambda fraction: progress((index + fraction) / total)
+    return lambda fraction: progress((number + fraction) / total)
 
 
 # CUDA C++ Programming Guide, technical specifications: grid x below 2^31, y and z below 2^16; block

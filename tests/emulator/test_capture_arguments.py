@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +19,7 @@ from cutlass.cutlass_dsl import CuTeDSL  # noqa: E402
 from cutlass.utils import HardwareInfo  # noqa: E402
 
 import kernels.emulator as emulator  # noqa: E402
-from kernels.emulator import capture  # noqa: E402
+from kernels.emulator import CaptureError, capture, emulate  # noqa: E402
 from tests.emulator import capture_kernels as k  # noqa: E402
 
 THREADS = 64
@@ -209,3 +210,34 @@ def test_ctas_outside_the_grid_are_refused(ctas):
     with pytest.raises(ValueError, match="ctas"):
         emulator.emulate(k.axpy, x, y, out, 1.0, ctas=ctas)
     assert emulator.emulate(k.axpy, x, y, out, 1.0, ctas=[1]).launches[0].ctas == 1
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        (None, "out: None for a cute.Tensor"),
+        (torch.zeros(4, device="meta"), r"out: a torch.float32 tensor on meta has no memory"),
+        (torch.eye(4).to_sparse(), r"out: a torch.float32 tensor on cpu has no memory.*strided"),
+        (torch.zeros(4, dtype=torch.complex64).conj(), "out: a torch.complex64 tensor.*conjugate"),
+        (np.broadcast_to(np.float32(1), (64,)), "out: a float32 tensor on cpu.*readonly"),
+    ],
+    ids=["none", "meta", "sparse", "conjugate", "readonly"],
+)
+def test_what_a_kernel_cannot_be_given_is_named(argument, message):
+    with pytest.raises(TypeError, match=message):
+        emulate(k.double_all, argument)
+
+
+def test_missing_arguments_name_the_function():
+    x = torch.zeros(4)
+    with pytest.raises(TypeError, match=r"^axpy: missing a required argument: 'out'"):
+        emulate(k.axpy, x, x)
+    with pytest.raises(TypeError, match="^double_all: too many positional arguments"):
+        emulate(k.double_all, x, x)
+    with pytest.raises(CaptureError, match="launches_nothing launches no kernel"):
+        emulate(k.launches_nothing, x)
+
+
+def test_numpys_integers_are_integers():
+    report = emulate(k.double_all, torch.zeros(4), seed=np.int64(3), max_instructions=np.int32(999))
+    assert (report.ok, report.seed, type(report.seed)) == (True, 3, int)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, get_type_hints
 
+from kernels.emulator.running import function_name
 from kernels.emulator.tensors import (
     DL_CPU,
     CudaView,
@@ -93,15 +94,20 @@ class TensorArgument:
     def _of_dlpack(cls, tensor: Any, name: str) -> TensorArgument:
         from cutlass.cute.runtime import from_dlpack
 
-        device_type, _ = tensor.__dlpack_device__()
-        if int(device_type) != DL_CPU:
+        try:
+            device_type, _ = tensor.__dlpack_device__()
+            if getattr(tensor, "requires_grad", False):
+                tensor = tensor.detach()
+            place = geometry(tensor) if int(device_type) == DL_CPU else None
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise TypeError(
+                f"{name}: {_described(tensor)} has no memory that a kernel could be given: {error}"
+            ) from error
+        if place is None:
             raise ValueError(
                 f"{name}: a tensor on {getattr(tensor, 'device', f'DLPack device {device_type}')}; "
                 "the emulator works on CPU tensors: pass .cpu()"
             )
-        if getattr(tensor, "requires_grad", False):
-            tensor = tensor.detach()
-        place = geometry(tensor)
         aligned = place.base % _PREFERRED_ALIGN_BYTES == 0
         value = from_dlpack(
             CudaView(tensor), assumed_align=_PREFERRED_ALIGN_BYTES if aligned else None
@@ -109,6 +115,12 @@ class TensorArgument:
         if place.shape:
             value = value.mark_layout_dynamic(place.leading_dim())
         return cls(value, value.__cache_key__, place)
+
+
+def _described(tensor: Any) -> str:
+    """For example "a torch.float32 tensor on meta"."""
+    kind, device = getattr(tensor, "dtype", type(tensor).__name__), getattr(tensor, "device", "cpu")
+    return f"a {kind} tensor on {device}"
 
 
 class HostArguments:
@@ -123,7 +135,10 @@ class HostArguments:
     def __init__(self, fn: Any, args: Sequence[Any], memory: Sequence[Any] = ()) -> None:
         signature = host_signature(fn)
         args = _with_stream(signature, tuple(args))
-        signature.bind(*args)
+        try:
+            signature.bind(*args)
+        except TypeError as error:
+            raise TypeError(f"{function_name(fn)}: {error}") from None
         parameters = list(signature.parameters.values())
         self.values: list[Any] = []
         self.fakes: list[str] = []
@@ -152,11 +167,14 @@ class HostArguments:
         """What the DSL is given for an argument, and its part of the key."""
         from cutlass.base_dsl.runtime.jit_arg_adapters import is_arg_annotation_constexpr
         from cutlass.base_dsl.typing import NumericMeta
+        from cutlass.cute.typing import Tensor as CuteTensor
 
         if _is_stream(parameter):
             return cuda_stream(arg), "stream"
         if is_arg_annotation_constexpr(parameter.annotation, parameter.name, 1, None):
             return arg, ("constexpr", _hashable(arg))
+        if arg is None and parameter.annotation is CuteTensor:
+            raise TypeError(f"{parameter.name}: None for a cute.Tensor; pass a CPU tensor")
         value, key = self._convert_value(arg, parameter.name)
         if key == ("scalar", type(arg)) and isinstance(parameter.annotation, NumericMeta):
             key = ("scalar", parameter.annotation)  # the DSL converts to what is declared

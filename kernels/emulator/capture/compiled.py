@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from kernels.emulator.capture.arguments import HostArguments, receiver
@@ -21,6 +20,7 @@ from kernels.emulator.host_runtime import (
     Launch,
     entry_parameter_bytes,
 )
+from kernels.emulator.running import function_name
 from kernels.emulator.tensors import check_tensor_maps
 
 # What a compiled host function calls of the CUDA runtime and of the DSL's own.
@@ -184,10 +184,7 @@ def compile_bound(fn: Any, arguments: HostArguments, gpu: GpuModel) -> CompiledK
             no_jit_engine=True,  # its engine would be bound to the real CUDA runtime
         )
         if not compiled.__ptx__ or "\n" not in compiled.__ptx__:
-            raise CaptureError(
-                f"{getattr(fn, '__name__', fn)!r} compiled to no PTX: it launches no kernel "
-                f"(files written: {[path.name for path in Path(folder).iterdir()]})"
-            )
+            raise CaptureError(f"{function_name(fn)} launches no kernel: it compiled to no PTX")
         return CompiledKernel(fn, arguments.key, gpu, compiled, time.perf_counter() - start)
 
 
