@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -257,6 +258,22 @@ def test_compiled_functions_run_in_the_stand_in_that_is_on():
         double(cute_tensor(numbers(64).cuda()))
     assert [len(first.reports), len(second.reports)] == [1, 1]
     assert second.reports[0].profile == "isa"
+
+
+def test_functions_of_the_host_alone_run_on_the_host(capfd):
+    """With TVM-FFI and without: they launch nothing, and nothing is emulated."""
+    options = ["", "--enable-tvm-ffi"] if find_spec("tvm_ffi") else [""]
+    with stand_in() as gpu:
+        for option in options:
+            n = cute.sym_int()
+            fake = cute.runtime.make_fake_compact_tensor(
+                cutlass.Float32, (n,), memspace=cute.AddressSpace.generic
+            )
+            shows = cute.compile(k.launches_nothing, fake, options=option)
+            here = numbers(7)
+            shows(here if option else from_dlpack(here).mark_layout_dynamic())
+    assert gpu.reports == []
+    assert capfd.readouterr().out.count("n = 7") == len(options)
 
 
 # --- Scripts ------------------------------------------------------------------------------------

@@ -25,11 +25,6 @@ _HARDWARE_INFO: dict[str, Callable[..., Any]] = {
 }
 
 
-def seen_gpu() -> GpuModel | None:
-    """The GPU that `host_sees` shows to this thread, if it does."""
-    return _SEEN.get()
-
-
 def dsls() -> list[Any]:
     """The DSL's objects, one for each of its dialects: what compiles, and the settings it has."""
     from cutlass.cutlass_dsl import CuTeDSL

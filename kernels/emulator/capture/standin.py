@@ -21,7 +21,7 @@ from typing import Any
 
 from kernels.emulator.capture.compiled import HostProgram
 from kernels.emulator.capture.cuda_driver import cuda_driver
-from kernels.emulator.capture.device import dsls, host_sees, seen_gpu
+from kernels.emulator.capture.device import dsls, host_sees
 from kernels.emulator.capture.torch_cuda import DeviceMemory, torch_cuda
 from kernels.emulator.findings import EmulationError
 from kernels.emulator.gpus import GpuModel
@@ -136,12 +136,9 @@ _SAFE_CALL = ctypes.CFUNCTYPE(
 )
 
 
-def _ffi_entry(self: Any) -> Any:
-    """In the place of the DSL's `_create_tvm_ffi_function`: the entry point, bound to the model."""
+def _ffi_entry(self: Any, gpu: GpuModel) -> Any:
+    """The TVM-FFI entry point of a function with kernels, bound to the model."""
     tvm_ffi = import_module("tvm_ffi")
-
-    gpu = seen_gpu()
-    assert gpu is not None, "a TVM-FFI function was compiled outside of the stand-in"
     libraries = [import_module("tvm_ffi.libinfo").find_libtvm_ffi()]
     self.emulated_program = program = HostProgram(self, gpu, libraries)
     packed = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(
@@ -165,7 +162,7 @@ def _ffi_entry(self: Any) -> Any:
 
 
 @contextmanager
-def _ffi_functions(memory: DeviceMemory) -> Iterator[None]:
+def _ffi_functions(memory: DeviceMemory, gpu: GpuModel) -> Iterator[None]:
     """What the DSL compiles for TVM-FFI is bound to the model; tensors on the device are shown."""
     if find_spec("tvm_ffi") is None:
         yield
@@ -173,7 +170,10 @@ def _ffi_functions(memory: DeviceMemory) -> Iterator[None]:
     from cutlass.cutlass_dsl.tvm_ffi_provider import TVMFFIJitCompiledFunctionBase as compiled
 
     tvm_ffi = import_module("tvm_ffi")
-    real = tvm_ffi.from_dlpack
+    real, real_entry = tvm_ffi.from_dlpack, compiled._create_tvm_ffi_function
+
+    def entry(self: Any) -> Any:
+        return _ffi_entry(self, gpu) if self.has_gpu_module else real_entry(self)
 
     def from_dlpack(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         # The package reads torch tensors without asking torch, and would see the CPU's memory.
@@ -181,7 +181,7 @@ def _ffi_functions(memory: DeviceMemory) -> Iterator[None]:
 
     with ExitStack() as restore:
         for owner, name, value in (
-            (compiled, "_create_tvm_ffi_function", _ffi_entry),
+            (compiled, "_create_tvm_ffi_function", entry),
             (tvm_ffi, "from_dlpack", from_dlpack),
         ):
             restore.callback(setattr, owner, name, getattr(owner, name))
@@ -216,7 +216,7 @@ def _compiles_for(session: _Session) -> Iterator[None]:
                 setattr(settings, name, value)
             dsl.compile_and_cache = stand_in_for(dsl)
             restore.callback(delattr, dsl, "compile_and_cache")
-        restore.enter_context(_ffi_functions(session.memory))
+        restore.enter_context(_ffi_functions(session.memory, session.gpu))
         yield
 
 

@@ -251,7 +251,7 @@ class _Stream:
 class _Event:
     """An event; the time between two is NaN, for the emulator knows no time."""
 
-    cuda_event = 0
+    cuda_event = 1  # a handle, and not none
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
     def record(self, *_: Any) -> None: ...
