@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..checks.globals import box_of
-from ..engines import tma
+from ..engines import gather, tiles, tma
 from ..findings import EmulatorFault
 from ..ptx.ast import Imm, Mem
 from ..schedule import AsyncOp, BulkGroups
@@ -61,13 +61,46 @@ def tensor_load(b: Binding) -> Handler:
             tmap, box = _usable_map(w, base(w, lane)), coords(w, lane)
             for there, start, notified, at in targets(w, lane, to(w, lane), bar(w, lane)):
                 effect = partial(tma.load_tile, tmap, box, machine.gmem, there.smem, start)
-                cells = partial(tma.tile_cells, tmap, box)
-                origin = (tma.tile_start(tmap, box), (id(tmap), box), cells)
+                cells = partial(tiles.tile_cells, tmap, box)
+                origin = (tiles.tile_start(tmap, box), (id(tmap), box), cells)
                 where = (there, start, tmap.tile_bytes, notified, at)
                 _issue_load(w, "TMA load", effect, *where, origin=origin, tx_bytes=tmap.tx_bytes)
         machine.events += 1
 
     return run
+
+
+@machine(
+    rf"cp\.async\.bulk\.tensor\.2d{_QUALIFIERS}\.shared(?:::cta|::cluster)\.global\.tile::gather4"
+    rf"\.mbarrier::complete_tx::bytes{_QUALIFIERS}"
+)
+def tensor_gather(b: Binding) -> Handler:
+    """Four rows of a matrix into one tile."""
+    target, tensor, barrier = b.ins.operands[:3]
+    to, bar = b.address(target), b.address(barrier)
+    base, coords = _tile(b, tensor)
+    targets = _targets(b)
+
+    def run(w: Warp, mask: int) -> None:
+        machine = w.cta.machine
+        for lane in map(int, LANES[mask]):
+            tmap, box = _usable_map(w, base(w, lane)), coords(w, lane)
+            whole, starts = gather.four_rows(tmap), _starts(tmap, box)
+            for there, start, notified, at in targets(w, lane, to(w, lane), bar(w, lane)):
+                effect = partial(gather.load, tmap, box, machine.gmem, there.smem, start)
+                origin = (starts, (id(tmap), box), partial(gather.cells, tmap, box))
+                where = (there, start, whole.tile_bytes, notified, at)
+                told = gather.ROWS * tmap.tx_bytes
+                _issue_load(w, "TMA gather", effect, *where, origin=origin, tx_bytes=told)
+        machine.events += 1
+
+    return run
+
+
+def _starts(tmap: TensorMap, box: tuple[int, ...]) -> int | None:
+    """Address of the first byte of the four rows that lies inside the tensor."""
+    found = [tiles.tile_start(tmap, row) for row in gather.rows_of(tmap, box)]
+    return min((at for at in found if at is not None), default=None)
 
 
 Origin = tuple[int | None, Any, Callable[[], Any]]  # address, what names the box, its cells
@@ -240,8 +273,32 @@ def tensor_store(b: Binding) -> Handler:
             place = (tmap, box, machine.gmem, cta.smem, at)
             store = partial(tma.store_tile, *place)
             effect = store if op is None else partial(tma.reduce_tile, *place, op)
-            to = (tma.tile_start(tmap, box), partial(tma.tile_cells, tmap, box))
+            to = (tiles.tile_start(tmap, box), partial(tiles.tile_cells, tmap, box))
             _issue_store(w, lane, what, effect, cta, at, tmap.tile_bytes, to, op is not None)
+        machine.events += 1
+
+    return run
+
+
+@machine(
+    r"cp\.async\.bulk\.tensor\.2d\.global\.shared::cta\.tile::scatter4\.bulk_group"
+    r"(?:\.L2::cache_hint)?"
+)
+def tensor_scatter(b: Binding) -> Handler:
+    """One tile into four rows of a matrix."""
+    tensor, source = b.ins.operands[:2]
+    start = b.address(source)
+    base, coords = _tile(b, tensor)
+
+    def run(w: Warp, mask: int) -> None:
+        machine = w.cta.machine
+        for lane in map(int, LANES[mask]):
+            tmap, box = _usable_map(w, base(w, lane)), coords(w, lane)
+            cta, at = w.cta.locate(start(w, lane))
+            nbytes = gather.four_rows(tmap).tile_bytes
+            effect = partial(gather.store, tmap, box, machine.gmem, cta.smem, at)
+            to = (_starts(tmap, box), partial(gather.cells, tmap, box))
+            _issue_store(w, lane, "TMA scatter", effect, cta, at, nbytes, to, False)
         machine.events += 1
 
     return run
@@ -330,7 +387,8 @@ def wait_group(b: Binding) -> Handler:
 
 
 @machine(
-    r"cp\.async\.bulk\.prefetch(?:\.tensor\.[1-5]d)?\.L2\.global(?:\.tile)?(?:\.L2::cache_hint)?|"
+    r"cp\.async\.bulk\.prefetch(?:\.tensor\.[1-5]d)?\.L2\.global(?:\.tile(?:::gather4)?)?"
+    r"(?:\.L2::cache_hint)?|"
     r"(?:prefetch|prefetchu|applypriority)(?:\.global)?\.L[12](?:::\w+)*"
 )
 def prefetch(b: Binding) -> Handler:
