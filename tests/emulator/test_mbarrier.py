@@ -239,3 +239,12 @@ def test_random_histories_against_counting(seed: int) -> None:
             assert bars.state(AT).phase == phase
         bars.arrive(AT)
         assert bars.state(AT).phase == phase + 1
+
+
+def test_an_init_may_be_repeated_as_long_as_nothing_has_happened() -> None:
+    bars = unit()
+    bars.init(AT, 2)
+    bars.init(AT, 2, again=True)
+    assert code_of(bars.init, AT, 1, again=True) == "mbarrier_double_init"
+    bars.arrive(AT, who="warp 0")
+    assert code_of(bars.init, AT, 2, again=True) == "mbarrier_double_init"

@@ -91,8 +91,9 @@ class MbarrierUnit:
 
     # --- life ---------------------------------------------------------------------------------
 
-    def init(self, addr: int, count: int) -> None:
-        """mbarrier.init: phase 0, ``count`` arrivals a phase.
+    def init(self, addr: int, count: int, again: bool = False) -> None:
+        """mbarrier.init: phase 0, ``count`` arrivals a phase. ``again``: it may be repeated as long
+        as nothing else has happened to the mbarrier.
 
         Raises mbarrier_bad_count unless 1 <= count < 2**20, and mbarrier_double_init where a live
         mbarrier is or overlaps.
@@ -107,6 +108,8 @@ class MbarrierUnit:
                 count=count,
             )
         if addr in self._live:
+            if again and self._live[addr] == Mbarrier(addr, expected=count, pending=count):
+                return
             raise EmulatorFault(
                 "mbarrier_double_init",
                 f"mbarrier.init at {addr:#x} over a live one ({self._live[addr]}):"

@@ -56,8 +56,17 @@ MBARRIER = [
     ),
     Litmus(
         "initialised once", "mbarrier_double_init",
+        {0: f"{arrive(0)}\n{wait(0, 0)}\n{INIT} //wrong\n{store(1)}"}, setup=INIT, expect={0: 1},
+    ),
+    Litmus(
+        "initialised with one count", "mbarrier_double_init",
+        {0: f"{arrive(0)}\n{wait(0, 0)}\n{store(1)}"},
+        setup=f"{INIT.replace('1;', '2;')} //wrong\n{INIT}", expect={0: 1},
+    ),
+    Litmus(
+        "initialised once, to the letter", "mbarrier_double_init",
         {0: f"{arrive(0)}\n{wait(0, 0)}\n{store(1)}"}, setup=f"{INIT}\n{INIT} //wrong",
-        expect={0: 1},
+        expect={0: 1}, profiles=("isa",),
     ),
     Litmus(
         "not used after inval", "mbarrier_not_initialised",
