@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 plain(r"ret|exit|trap|nanosleep\..*|createpolicy\..*|griddepcontrol\..*", OpClass.OTHER)
 plain(r"(?:prefetch|prefetchu|applypriority)\b.*|cp\.async\.bulk\.prefetch\..*", OpClass.OTHER)
 plain(r"bar\.warp\.sync|call\.vprintf", OpClass.OTHER)
+plain(r"tensormap\..*|clock\..*", OpClass.OTHER)
 plain(r"fence\..*|membar\..*|tcgen05\.fence::.*|wgmma\.fence.*", OpClass.FENCE)
 plain(r"shfl\..*|movmatrix\..*", OpClass.SHUFFLE)
 plain(r"vote\..*|elect\..*|redux\..*|match\..*|activemask\..*", OpClass.VOTE)

@@ -48,14 +48,19 @@ def _copies_in(b: Binding, size: Place, source: Source, mask_operand: int) -> Re
     return read
 
 
+def _tiles(b: Binding) -> int:
+    """Tiles of the map that one copy moves: rows, of a gather or scatter."""
+    return 4 if ".tile::gather4" in b.ins.op or ".tile::scatter4" in b.ins.op else 1
+
+
 @reads(r"cp\.async\.bulk\.tensor\.\dd(?:\.[\w:]+)*?\.shared::\w+\.global\b.*", OpClass.COPY)
 def _tile_in(b: Binding) -> Reader:
     tensor = b.ins.operands[1]
     assert isinstance(tensor, Mem)
-    base = b.address(Mem(tensor.base, tensor.offset))
+    base, tiles = b.address(Mem(tensor.base, tensor.offset)), _tiles(b)
 
     def size(w: Warp, lane: int) -> int:
-        return w.cta.machine.tensor_map(base(w, lane)).tile_bytes
+        return tiles * w.cta.machine.tensor_map(base(w, lane)).tile_bytes
 
     return _copies_in(b, size, Source.GLOBAL, 3)
 
@@ -99,9 +104,10 @@ def _tile_out(b: Binding) -> Reader:
     tensor, source = b.ins.operands[:2]
     assert isinstance(tensor, Mem)
     base, start = b.address(Mem(tensor.base, tensor.offset)), b.address(source)
+    tiles = _tiles(b)
 
     def size(w: Warp, lane: int) -> int:
-        return w.cta.machine.tensor_map(base(w, lane)).tile_bytes
+        return tiles * w.cta.machine.tensor_map(base(w, lane)).tile_bytes
 
     return _copies_out(size, start, base)
 

@@ -108,7 +108,8 @@ def _bits(dtype: str) -> int:
 
 
 @reads(
-    r"wgmma\.mma_async(?:\.sp)?\.sync\.aligned\.m64n(\d+)k(\d+)\.\w+(?:\.satfinite)?\.(\w+)\.(\w+)",
+    r"wgmma\.mma_async(?:\.sp)?\.sync\.aligned\.m64n(\d+)k(\d+)(?:\.satfinite)?\.\w+\.(\w+)\.(\w+?)"
+    r"(?:\.satfinite)?",
     OpClass.TENSOR,
 )
 def _wgmma(b: Binding) -> Reader:
