@@ -186,6 +186,7 @@ class Machine(Turns):
         late = options.visibility == "late"
         self.asyncs = AsyncQueues(options.schedule, late, self.ready.random)
         self.smem_bytes = _smem_bytes(program, launch)
+        self._param_bytes = program.entry.param_bytes
         self.params = self._parameter_block()
         self._maps: dict[bytes, TensorMap] = {}
         self.map_updates = MapUpdates()
@@ -232,7 +233,7 @@ class Machine(Turns):
     def tensor_map(self, address: int) -> TensorMap:
         """The tensor map at a generic address: a kernel parameter, or global memory."""
         offset = address - self._params_address
-        if 0 <= offset <= self.program.entry.param_bytes - _TENSOR_MAP_BYTES:
+        if 0 <= offset <= self._param_bytes - _TENSOR_MAP_BYTES:
             raw = ctypes.string_at(address, _TENSOR_MAP_BYTES)
         else:
             raw = self.gmem.read_bytes(address, _TENSOR_MAP_BYTES, "tensor map").tobytes()
@@ -364,7 +365,7 @@ class Machine(Turns):
         assert warp is not None
         ins = self.program.segments[op.pc if op is not None else warp.pc].first
         details: dict[str, Any] = {**fault.details, "instruction": ins.text}
-        if fault.code == "instruction_limit":  # a livelock, perhaps: where does everybody stand?
+        if fault.code in ("livelock", "instruction_limit"):  # where does everybody stand?
             details["blocked"] = deadlock.frontier(self.ctas, self.program)
         details |= {"engine": op.what} if op is not None else {"lanes": self._mask}
         return Finding(

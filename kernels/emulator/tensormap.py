@@ -99,6 +99,13 @@ class TensorMap:
     tf32_rounding: bool = False
     l2_promotion_bytes: int = 128
 
+    def __hash__(self) -> int:  # of a key that every copy looks up, several times
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, name) for name in self.__dataclass_fields__))
+
     @property
     def rank(self) -> int:
         return len(self.dims)
