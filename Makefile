@@ -15,7 +15,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-fast test-exhaustive test-peers lint format type mutate cuda-ptx bench clean FORCE
+.PHONY: help install demo test test-fast test-exhaustive test-peers lint format type mutate fuzz-ptx cuda-ptx bench clean FORCE
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -82,6 +82,13 @@ MUTATED := gemm forward_dense forward_causal
 mutate: $(VENV)/.installed
 	for name in $(MUTATED); do \
 	  $(BIN)/python -m kernels.emulator mutate tests.emulator.mutation_targets:$$name; done
+
+# Fresh mutants of valid PTX, judged by the emulator's front end and by ptxas, which must be of CUDA
+# 13.4 or newer (python -m pip install nvidia-cuda-nvcc has it): make fuzz-ptx PTXAS=.../ptxas
+PTXAS ?= ptxas
+FUZZ_ARGS ?= --count 20000
+fuzz-ptx: $(VENV)/.installed
+	PTXAS='$(PTXAS)' $(BIN)/python -m tests.emulator.ptx_fuzz compare $(FUZZ_ARGS)
 
 # PTX of the CUDA files that the emulator's tests run: needs nvcc, so the result is committed.
 NVCC ?= nvcc

@@ -38,12 +38,17 @@ class Spec:
 SPECS: dict[str, list[Spec]] = {}
 
 
+def _has_literals(kind: str) -> bool:
+    """Whether a source of the type may be an immediate: halves and packed floats have none."""
+    return width(kind) >= 16 and kind not in ("f16", "bf16", "f16x2", "bf16x2", "f32x2")
+
+
 def define(
     op: str, dst: str, src: str, fn: Callable[..., Any], template: str = "", **more: Any
 ) -> None:
     """Adds an opcode, one spec for each way that registers may be wider than the instruction."""
     d, s = tuple(dst.split()), tuple(src.split())
-    imm = more.pop("imm", tuple(i for i, kind in enumerate(s) if width(kind) >= 16))
+    imm = more.pop("imm", tuple(i for i, kind in enumerate(s) if _has_literals(kind)))
     SPECS.setdefault(op, []).append(Spec(op, d, s, fn, template, imm, **more))
 
 

@@ -50,7 +50,8 @@ def test_guard_that_the_instruction_overwrites() -> None:
 def test_guarded_memory() -> None:
     """A guarded load leaves the other lanes' register alone; a store stores only its lanes."""
     p = masks()
-    at = ".reg .b32 %at; mov.b32 %at, %tid.x; shl.b32 %at, %at, 2; add.s32 %at, %at, room;"
+    at = """.reg .b32 %at, %room; mov.b32 %at, %tid.x; shl.b32 %at, %at, 2;
+      mov.b32 %room, room; add.s32 %at, %at, %room;"""
     body = f"""{at} st.shared.b32 [%at], 5; @%p st.shared.b32 [%at], 6; ld.shared.b32 %d, [%at];
       mov.b32 %e, 9; @!%p ld.shared.b32 %e, [%at];"""
     got = execute(body, {"p": p}, {"d": "u4", "e": "u4"}, shared=".shared .align 4 .b8 room[256];")
@@ -120,7 +121,7 @@ def test_random_programs(number: int) -> None:
     moves = [f".reg .b{w} %{n}; mov.b{w} %{n}, %i{n};" for n, w in kinds.items()]
     moves += [f".reg .pred %{n}; mov.pred %{n}, %i{n};" for n in P]
     moves += [".reg .b32 %mine; mov.b32 %mine, %tid.x; shl.b32 %mine, %mine, 3;"]
-    moves += ["add.s32 %mine, %mine, room;"]
+    moves += [".reg .b32 %room; mov.b32 %room, room; add.s32 %mine, %mine, %room;"]
     body = "\n".join([*moves, to_ptx(program)])
     body += "".join(f"mov.b{w} %o{n}, %{n};" for n, w in kinds.items())
     body += "".join(f"mov.pred %o{n}, %{n};" for n in P)
@@ -207,8 +208,8 @@ def test_vote_predicates(mode: str, ones: int) -> None:
 
 def test_warp_barrier_brings_lanes_together() -> None:
     """Stores before bar.warp.sync are seen behind it by lanes that came another way."""
-    body = """.reg .pred %p; .reg .b32 %at; mov.b32 %at, %tid.x; shl.b32 %at, %at, 2;
-      add.s32 %at, %at, room; setp.lt.u32 %p, %thread_, 16; @%p bra LOW;
+    body = """.reg .pred %p; .reg .b32 %at, %room; mov.b32 %at, %tid.x; shl.b32 %at, %at, 2;
+      mov.b32 %room, room; add.s32 %at, %at, %room; setp.lt.u32 %p, %thread_, 16; @%p bra LOW;
       st.shared.b32 [%at], %thread_; bra SYNC; LOW: st.shared.b32 [%at], 77;
       SYNC: bar.warp.sync -1; xor.b32 %at, %at, 124; ld.shared.b32 %d, [%at];"""
     shared = ".shared .align 128 .b8 room[128];"

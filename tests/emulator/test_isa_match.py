@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from kernels.emulator.findings import UnsupportedPTX
+from kernels.emulator.ptx import PTXSyntaxError
 
 from .oracle_float import min_max
 from .ptx_harness import execute, run
@@ -57,7 +57,7 @@ def test_match_all(bits: int) -> None:
 
 
 def test_match_any_has_no_predicate() -> None:
-    with pytest.raises(UnsupportedPTX, match="no predicate"):
+    with pytest.raises(PTXSyntaxError, match="operand 1 of match.any.sync.b32"):
         run("match.any.sync.b32 %d|%p, %d, -1;", {}, {"d": np.uint32, "p": np.bool_})
 
 

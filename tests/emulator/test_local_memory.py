@@ -278,8 +278,3 @@ def test_printf_of_an_unknown_conversion() -> None:
     result = launch_text(_print("%k", ""), {"out": counts}, threads=32)
     assert [f.code for f in result.findings] == ["printf_format"]
     assert re.search("'%k'", result.findings[0].message)
-
-
-def test_a_clock_is_refused_with_its_line() -> None:
-    with pytest.raises(UnsupportedPTX, match=r"ptx:\d+: 'mov.u32 %d, %clock': special register"):
-        run("mov.u32 %d, %clock;", {}, {"d": np.uint32})

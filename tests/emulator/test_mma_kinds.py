@@ -16,6 +16,7 @@ from kernels.emulator.engines import mma, mma_pair
 from kernels.emulator.engines.formats import widen
 from kernels.emulator.findings import EmulatorFault, UnsupportedPTX
 from kernels.emulator.memory import SharedMemory, TensorMemory
+from kernels.emulator.ptx import PTXSyntaxError
 from tests.emulator.cluster_harness import clean, launch, module
 from tests.emulator.test_tensorcore import BASE, ISA_SWIZZLE, descriptor, rows_of
 from tests.emulator.test_wgmma import descriptor as wgmma_descriptor
@@ -353,7 +354,8 @@ def test_wgmma_of_integers_that_do_not_exist(op: str) -> None:
     body = wgmma_body("e4m3", "e4m3", int(op[1:3]), fragment(4, "a"), 0, int(op[1:3]) // 2)
     body = body.replace(f"{op[:6]}.f32.e4m3.e4m3", op).replace("n48k32.f32.e4m3.e4m3", op)
     assert op in body
-    with pytest.raises(UnsupportedPTX):
+    with pytest.raises((UnsupportedPTX, PTXSyntaxError)):
         out = np.zeros((128, 24), np.uint32)
-        text = module("data regs out", body.replace("%p, 1, -1;", "%p;"), target="sm_90a")
+        body = body.replace("%p, 1, -1;", "%p;")
+        text = module("data regs out", body, shared=32768, target="sm_90a")
         launch(text, [np.zeros(32768, np.uint8), out, out], threads=128, gpu="h200")

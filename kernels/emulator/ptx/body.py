@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from .ast import Entry, Imm, Instr, Label, Mem, Operand, Reg, RegPair, Special, Sym
 from .declarations import Function, declared_variable, split_top
+from .immediates import bad_immediate
 from .names import Names, labels_of_scopes
 from .operands import read_operand
+from .signatures import problem
 from .source import PTXSyntaxError, error, unsupported
 from .syntax import IDENT, Statement
+from .targets import lacking
 
 _RE_REG = re.compile(r"\.reg\s*(?:\.v([24])\s*)?\.(\w+)\s+(.*)$", re.S)
 _RE_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)")
@@ -34,17 +38,37 @@ _CLOCKS = {
     "%globaltimer_lo": ("mov.[bsu]32", "clock.lo"),
     "%globaltimer_hi": ("mov.[bsu]32", "clock.hi"),
 }
+_SPACES = ("shared", "global", "local", "param", "const")
 _CARRY = Reg("%CC.CF", "pred", type="pred")
 
 
-class BodyReader:
-    """Reads one entry's body into ``entry``. ``functions``: the module's, by name."""
+@cache
+def _space(op: str) -> str | None:
+    """The state space that a load or store names, "generic" if it names none; None for others."""
+    family, *mods = op.split(".")
+    if family not in ("ld", "ldu", "st", "atom", "red"):
+        return None
+    named = [mod.partition("::")[0] for mod in mods]
+    return next((space for space in named if space in _SPACES), "generic")
 
-    def __init__(self, text: str, entry: Entry, functions: Mapping[str, Function]) -> None:
+
+class BodyReader:
+    """Reads one entry's body into ``entry``. ``functions``: the module's, by name; ``target``: what
+    instructions may use; ``symbols``: state spaces of the module's variables and functions."""
+
+    def __init__(
+        self,
+        text: str,
+        target: str,
+        entry: Entry,
+        functions: Mapping[str, Function],
+        symbols: Mapping[str, str],
+    ) -> None:
         self.text = text
+        self.target = target
         self.entry = entry
         self.functions = functions
-        self.names = Names(text, entry)
+        self.names = Names(text, entry, symbols)
         self.calls: list[str] = []  # functions being inlined
         self.loc = (0, 0, 0)
         self.line = 0
@@ -116,7 +140,7 @@ class BodyReader:
         elif (m := _RE_TARGETS.match(code)) and self.label is not None:
             self.names.scopes[-1].targets[self.label] = tuple(split_top(m[1]))
         elif re.match(r"(?:\.extern\s+)?\.shared\b", code):
-            self.entry.shared.append(declared_variable(self.text, self.line, code))
+            self.names.declare_shared(declared_variable(self.text, self.line, code))
         elif re.match(r"\.(?:local|param)\b", code):
             self.names.declare_variable(declared_variable(self.text, self.line, code))
         elif code.startswith((".callprototype", ".calltargets")):
@@ -150,6 +174,14 @@ class BodyReader:
             self.add(op, tuple(labels), guard, text)
         else:
             operands = tuple(map(self.operand, split_top(rest)))
+            wrong = (
+                problem(op, operands)
+                or bad_immediate(op, operands)
+                or lacking(op, self.target, len(operands))
+                or self.wrong_space(op, operands)
+            )
+            if wrong is not None:
+                raise self.error(wrong)
             if (carry := _RE_CARRY.match(op)) is not None and (carry[1] or carry[2]):
                 operands = self.carried(operands, carry)
             if (param := _RE_PARAM_ACCESS.match(op)) is not None and self.is_local(operands):
@@ -157,6 +189,20 @@ class BodyReader:
             if len(operands) == 2 and isinstance(operands[1], Special):
                 op, operands = self.special(op, operands[0], operands[1])
             self.add(op, operands, guard, text)
+
+    def wrong_space(self, op: str, operands: tuple[Operand, ...]) -> str | None:
+        """What is wrong with the state space of a variable that is loaded or stored, or None."""
+        if (want := _space(op)) is None:
+            return None
+        for operand in operands:
+            if isinstance(operand, Mem) and isinstance(operand.base, Sym):
+                name = operand.base.name
+                have = self.names.symbols[name]
+                generic = want == "generic" and have in ("shared", "global", "local")
+                argument = want == "param" and have == "local"  # of a call
+                if want != have and not generic and not argument:
+                    return f"{name} lies in .{have}, and {op} does not take it from there"
+        return None
 
     def add(self, op: str, operands: tuple[Operand, ...], guard: Reg | None, text: str) -> None:
         self.entry.body.append(Instr(op, operands, guard, self.line, self.loc, text))
@@ -170,8 +216,9 @@ class BodyReader:
     def is_local(self, operands: tuple[Operand, ...]) -> bool:
         """Whether one of them is an address in a .param variable of a call."""
         bases = [op.base for op in operands if isinstance(op, Mem)]
-        names = {v.name for v in self.entry.local}
-        return any(isinstance(base, Sym) and base.name in names for base in bases)
+        return any(
+            isinstance(base, Sym) and self.names.symbols[base.name] == "local" for base in bases
+        )
 
     def special(
         self, op: str, first: Operand, second: Special

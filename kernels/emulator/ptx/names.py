@@ -7,7 +7,7 @@ of inner scopes get a suffix that makes them unique in the entry.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -47,11 +47,13 @@ def _splits(name: str) -> Iterator[tuple[str, int]]:
 
 
 class Names:
-    """The scopes that are open at one point of an entry's body. ``text``: the file, for errors."""
+    """The scopes that are open at one point of an entry's body. ``text``: the file, for errors;
+    ``symbols``: state spaces of what the module declares, by name."""
 
-    def __init__(self, text: str, entry: Entry) -> None:
+    def __init__(self, text: str, entry: Entry, symbols: Mapping[str, str]) -> None:
         self.text = text
         self.entry = entry
+        self.symbols = {**symbols, **{param.name: "param" for param in entry.params}}
         self.scopes: list[Scope] = []
         self.count = 0
 
@@ -134,6 +136,19 @@ class Names:
         unique = found.name + self.scopes[-1].suffix
         self.scopes[-1].variables[found.name] = unique
         self.entry.local.append(replace(found, name=unique, space="local"))
+        self.symbols[unique] = "local"
+
+    def declare_shared(self, found: Variable) -> None:
+        self.entry.shared.append(found)
+        self.symbols[found.name] = "shared"
+
+    def symbol(self, name: str, line: int) -> str:
+        """The unique name of a variable, parameter or function."""
+        if (unique := self.variable(name)) is not None:
+            return unique
+        if name not in self.symbols:
+            raise error(self.text, line, f"{name!r} is not declared")
+        return name
 
     def variable(self, name: str) -> str | None:
         """The unique name of a .local or .param variable."""

@@ -61,7 +61,7 @@ def _scalar(names: Names, item: str, line: int) -> Reg | Special | Imm | Sym:
     if m := _RE_SYMBOL.fullmatch(item):
         if item[0] == "%":
             raise error(names.text, line, f"register {item!r} is not declared")
-        return Sym(names.variable(m[1]) or m[1], int(m[2] or 0))
+        return Sym(names.symbol(m[1], line), int(m[2] or 0))
     raise error(names.text, line, f"operand {item!r} is not understood")
 
 

@@ -16,6 +16,7 @@ from .body import BodyReader
 from .declarations import Function, declared_variable, parameter, split_top
 from .source import PTXSyntaxError, error, unsupported
 from .syntax import IDENT, Statement, Syntax, cut
+from .targets import bad_settings
 
 _RE_HEADER = re.compile(
     rf"(?:\.\w+ ?)*?\.(entry|func)\b ?(?:\.noreturn ?)?(\([^)]*\))? ?({IDENT}) ?(\([^)]*\))? ?(.*)"
@@ -39,13 +40,18 @@ class _Parser:
         self.entries: list[tuple[Entry, list[Statement]]] = []
         self.files: dict[int, str] = {}
         self.settings: dict[str, str] = {}  # .version, .target, .address_size
+        self.lines: dict[str, int] = {}  # where those are
 
     def module(self) -> Module:
         self.preamble()
         syntax = cut(self.text)
         self.declarations(syntax)
+        self.check_settings()
+        symbols = {v.name: v.space for v in (*self.shared, *self.variables)}
+        symbols |= dict.fromkeys([*self.functions, *(e.name for e, _ in self.entries)], "code")
         for entry, statements in self.entries:
-            BodyReader(self.text, entry, self.functions).read(statements)
+            reader = BodyReader(self.text, self.target, entry, self.functions, symbols)
+            reader.read(statements)
             entry.shared = self.shared + entry.shared
         return Module(
             version=self.settings[".version"],
@@ -92,6 +98,19 @@ class _Parser:
             if name in self.settings:
                 raise error(self.text, statement.line, f"a second {name}")
             self.settings[name] = value
+            self.lines[name] = statement.line
+
+    @property
+    def target(self) -> str:
+        """The architecture: other words of .target are about textures and debugging."""
+        return self.settings[".target"].split(",")[0].strip()
+
+    def check_settings(self) -> None:
+        """Raises PTXSyntaxError for a .version, .target or .address_size that there is not."""
+        bits = int(self.settings.get(".address_size", "32"))
+        wrong = bad_settings(self.settings[".version"], self.target, bits)
+        if wrong is not None:
+            raise error(self.text, self.lines.get(wrong[0], 1), wrong[1])
 
     def directive(self, statement: Statement) -> None:
         code = statement.code
