@@ -94,9 +94,11 @@ def run_launch(
     progress: Callable[[float], None] | None = None,
     options: Options | None = None,
 ) -> LaunchResult:
-    """Runs every CTA of a launch; stops at the first finding. Raises `UnsupportedPTX`."""
+    """Runs every CTA of a launch; stops at the first finding. Raises `UnsupportedPTX`, and
+    `PTXSyntaxError` for text that is no PTX or is for other GPUs."""
     started = time.perf_counter()
     options = options or Options(seed=seed)
+    _parse_cached(ptx).check_gpu(gpu.name, gpu.arch)
     program = load(ptx, launch.kernel, launch.cluster != (1, 1, 1))
     decode_seconds = time.perf_counter() - started
     kind: type[Machine] = Machine

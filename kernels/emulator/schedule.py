@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,9 @@ class ReadyQueue:
 
     def __bool__(self) -> bool:
         return bool(self._warps)
+
+    def __iter__(self) -> Iterator[Warp]:
+        return iter(self._warps)
 
     def wake(self, warp: Warp) -> None:
         """A warp that waited can run again."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from .findings import EmulatorFault
 from .isa.table import Wait
+from .livelock import QUIET_STEPS, Circles
 from .state import Cta, Fragment, Warp
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Turns:
     ready: ReadyQueue
     asyncs: AsyncQueues
     max_instructions: int | None
+    events: int
     executed: int  # thread-instructions
     lanes: int  # those that execute the instruction
     _params_address: int
@@ -43,7 +45,9 @@ class Turns:
     def _run_ready(self) -> None:
         """Turns, until no warp can run."""
         ready, asyncs, steps = self.ready, self.asyncs, self.ready.steps
-        limit = self.max_instructions
+        limit, circles = self.max_instructions, Circles()
+        seen, quiet = self.events, 0  # turns since anything happened
+        enough = max(QUIET_STEPS // steps, 4)
         while ready:
             if asyncs:
                 asyncs.sometimes()
@@ -51,6 +55,14 @@ class Turns:
             self._current = warp
             if self._turn(warp, steps):
                 ready.again(warp)
+            if self.events != seen:
+                if quiet >= enough:
+                    circles.clear()
+                seen, quiet = self.events, 0
+            else:
+                quiet += 1
+                if quiet >= enough and self._nothing_left(circles, warp):
+                    raise livelock_fault()
             if limit is not None and self.executed > limit:
                 raise EmulatorFault(
                     "instruction_limit",
@@ -58,6 +70,15 @@ class Turns:
                     f" {limit}",
                     executed=self.executed,
                 )
+
+    def _nothing_left(self, circles: Circles, warp: Warp) -> bool:
+        """Nothing has happened for long: asynchronous work that is due completes, one at a time;
+        if there is none, whether all that run go round in circles."""
+        if self.asyncs:
+            circles.clear()
+            self.asyncs.complete_one()
+            return False
+        return circles.look(warp, (*self.ready, warp) if warp.queued else self.ready)
 
     def _turn(self, warp: Warp, steps: int) -> bool:
         """Up to ``steps`` segments of a warp; False if none of its fragments can run any more."""
@@ -233,6 +254,15 @@ def _lowest(fragments: list[Fragment]) -> tuple[Fragment | None, int]:
         else:
             stop = min(stop, fragment.pc)
     return best, stop
+
+
+def livelock_fault() -> EmulatorFault:
+    """For warps that can run, and never get anywhere."""
+    return EmulatorFault(
+        "livelock",
+        "every warp that can run goes round in circles: what they look at does not change any"
+        " more, and nobody is left to change it",
+    )
 
 
 def _check_written(warp: Warp, segment: Segment, mask: int) -> None:

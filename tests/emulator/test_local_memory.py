@@ -139,8 +139,8 @@ def test_variables_are_initialised_and_the_rest_is_zero() -> None:
 
 
 def test_a_global_variable_starts_anew_at_each_launch() -> None:
-    body = """.reg .b32 %v; ld.global.b32 %v, [counter]; add.u32 %v, %v, 1;
-    st.global.b32 [counter], %v; ld.global.b32 %d, [counter];"""
+    body = """.reg .b32 %v; ld.global.b32 %v, [counter]; add.u32 %v, %v, 1; bar.warp.sync -1;
+    st.global.b32 [counter], %v; bar.warp.sync -1; ld.global.b32 %d, [counter];"""
     for _ in range(2):
         assert (_with_top(".global .u32 counter = 41;", body, d="u4")["d"] == 42).all()
 

@@ -60,7 +60,6 @@ def atomic(b: Binding) -> Handler:
             old[chosen] = _apply(w, shared, own, chosen, given, apply, total, order, returns)
         for k, write in enumerate(writers):
             write(w, mask, old[:, k * nbytes : (k + 1) * nbytes])
-        w.cta.machine.events += 1
 
     return run
 
@@ -163,16 +162,17 @@ def _apply(
         race.smem_strong(w, shared, addrs, nbytes, True, order, chosen, reads=returns)
     if shared is None and w.cta.machine.globals is not None:
         w.cta.machine.globals.atomic(w, addrs, nbytes, order, chosen, returns)
-    if np.unique(addrs).size == addrs.size:
-        old = memory.load(addrs, nbytes)
-        memory.store(addrs, apply(old, operands))
-        return old
-    rows = []
-    for k in range(addrs.size):
-        at = addrs[k : k + 1]
-        rows.append(memory.load(at, nbytes))
-        memory.store(at, apply(rows[-1], [x[k : k + 1] for x in operands]))
-    return np.concatenate(rows)
+    one_by_one = np.unique(addrs).size < addrs.size
+    rows = [slice(k, k + 1) for k in range(addrs.size)] if one_by_one else [slice(None)]
+    before = []
+    for lanes in rows:
+        old = memory.load(addrs[lanes], nbytes)
+        new = apply(old, [x[lanes] for x in operands])
+        memory.store(addrs[lanes], new)
+        before.append(old)
+        if (new != old).any():  # a lock that is still taken has changed nothing
+            w.cta.machine.events += 1
+    return np.concatenate(before)
 
 
 # -- st.async, red.async --------------------------------------------------------------------------

@@ -296,7 +296,7 @@ def store(b: Binding) -> Handler:
     plain = nbytes == 4 and all(isinstance(i, Reg) and i.kind == "b32" for i in items)
     rows = b.vector_rows(source) if plain else None
 
-    note = note_global(b, write=True)
+    note, private = note_global(b, write=True), b.match["space"] == "local"
 
     def run(w: Warp, mask: int) -> None:
         addrs = address(w)
@@ -311,7 +311,8 @@ def store(b: Binding) -> Handler:
         if note is not None and w.cta.machine.globals is not None:
             note(w, addrs, data.shape[1], data)
         put(w, addrs, data)
-        w.cta.machine.events += 1
+        if not private:
+            w.cta.machine.events += 1
 
     return run
 
