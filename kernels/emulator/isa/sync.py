@@ -194,8 +194,8 @@ def _by_address(b: Binding, op: Operand) -> Callable[[Warp, int], Sequence[tuple
 @machine(rf"mbarrier\.init{_SPACE}\.b64")
 def mbarrier_init(b: Binding) -> Handler:
     """By PTX an mbarrier is initialised once. Under ``silicon`` all lanes of a warp may do it, as
-    in flash-attn-4's backward, or several warps, as in CUTLASS's minimal_tensor_mma: the object that
-    is there already is the one that the instruction writes."""
+    in flash-attn-4's backward, or several warps, as in CUTLASS's minimal_tensor_mma: the object
+    that is there already is the one that the instruction writes."""
     groups, count = _by_address(b, b.ins.operands[0]), b.scalar(b.ins.operands[1])
 
     def run(w: Warp, mask: int) -> None:
