@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 
 from kernels.emulator import coverage
+from kernels.emulator.gpus import GPUS
+from kernels.emulator.host_runtime import Launch
+from kernels.emulator.machine import run_launch
+from kernels.emulator.memory import GlobalMemory
 from kernels.emulator.ptx import PTXSyntaxError, parse
 from kernels.emulator.ptx.declarations import split_top
 from kernels.emulator.ptx.signatures import has_row
@@ -113,6 +117,15 @@ def test_a_head_without_an_address_size_has_32_bits() -> None:
 def test_code_runs_on_the_gpus_it_was_made_for(code: str, runs_on: list[str]) -> None:
     gpus = ("sm_90a", "sm_100a", "sm_103a")
     assert [gpu for gpu in gpus if why_not_on(code, gpu) is None] == runs_on
+
+
+def test_a_launch_on_the_wrong_gpu_is_refused() -> None:
+    head = ".version 9.0\n.target sm_100a\n.address_size 64\n"
+    launch = Launch("k", (1, 1, 1), (32, 1, 1), params=())
+    with pytest.raises(PTXSyntaxError, match="^ptx:2: .* runs on sm_100 alone, and h100"):
+        run_launch(head + ENTRY, launch, GPUS["h100"], GlobalMemory())
+    older = head.replace("sm_100a", "sm_80") + ENTRY
+    assert run_launch(older, launch, GPUS["h100"], GlobalMemory()).thread_instructions == 32
 
 
 @pytest.mark.parametrize(

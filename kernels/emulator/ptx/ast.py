@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache
 
+from .source import error
 from .syntax import Syntax
+from .targets import why_not_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,13 @@ class Module:
 
     def __str__(self) -> str:
         return str(self.syntax)
+
+    def check_gpu(self, name: str, arch: str) -> None:
+        """Raises PTXSyntaxError if the code does not run on a GPU, such as b200, sm_100a."""
+        why = why_not_on(self.target, arch)
+        if why is not None:
+            at = next(s.line for s in self.syntax.statements if s.text.startswith(".target"))
+            raise error(str(self), at, f"{why}, and {name} is {arch}")
 
     def source_of(self, instr: Instr) -> str:
         """``path:line`` of the instruction, empty where the compiler gave none (line 0)."""
