@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -231,15 +231,19 @@ class GlobalRaces:
         if write:
             against += [(slot, False) for slot in tensor.reads.slots]
         access = _Access(agent, bundle, row, how, write, by)
+        fault: EmulatorFault | None = None
         for slot, wrote in against:
             late = self._late(slot, cells, access, wrote)
             if late is not None:
-                self._fault(tensor, slot, cells, int(late.argmax()), access, wrote)
+                fault = self._fault(tensor, slot, cells, int(late.argmax()), access, wrote)
+                break
         self._name(agent, warp)
         tags: NDArray[np.int32] | int = 0 if by is None else by.tags()
         mark = Mark(how, self._cluster, agent.index, agent.clock, warp.pc, tags)
         history = tensor.reads if not write else tensor.strong if how == STRONG else tensor.weak
         history.add(cells, mark, lambda slot, at: self._covered(slot, at, access))
+        if fault is not None:
+            raise fault
 
     def _after_previous(self, agent: Agent, words: Callable[[], Cells], write: bool) -> None:
         previous = self._previous
@@ -305,7 +309,7 @@ class GlobalRaces:
 
     def _fault(
         self, tensor: Tensor, slot: Slot, cells: Cells, k: int, access: _Access, wrote: bool
-    ) -> NoReturn:
+    ) -> EmulatorFault:
         cell, by = int(cells[k]), access.by
         cluster, other = int(slot.cluster[cell]), int(slot.agent[cell])
         code, why = self._classify(slot, cell, access, wrote)
@@ -322,7 +326,7 @@ class GlobalRaces:
         allocation = self._memory.find(max(address, tensor.base), 1)
         what = allocation.name or "global memory"
         before = f"{'write' if wrote else 'read'} by {copy}{who}{at} (ptx:{ins.line})"
-        raise EmulatorFault(
+        return EmulatorFault(
             code,
             f"{'write' if access.write else 'read'} by {here} of {what}, byte"
             f" {address - allocation.base}, is not ordered after the {before}: {why}",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..findings import EmulatorFault
 from ..memory.tensor import COLUMNS
 from .barriers import BarrierHooks
 from .base import QUADS, CtaShadow
@@ -141,8 +142,10 @@ class TensorCoreHooks(BarrierHooks):
         if self.strict:
             row, view = TMEM_VIEW, np.maximum(bundle[TMEM_VIEW], bundle[TMEM_OUT])
         shadow = self._ctas[id(cta)].tmem
-        for quad in range(QUADS):
-            first = quad * COLUMNS + column
-            cells = slice(first, first + columns)
+        cells = tmem_cells(column, columns, tuple(range(QUADS)))
+        try:
             self._access(shadow, cells, agent, row, True, warp.pc, "tmem", 0, view)
+        except EmulatorFault as fault:
+            text = fault.message.replace("write by", "tcgen05.dealloc by", 1)
+            raise EmulatorFault(fault.code, text, **fault.details) from None
         agent.bundle[TMEM_VIEW, agent.index] = agent.clock  # for the warp itself, no fence needed

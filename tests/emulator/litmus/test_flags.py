@@ -120,6 +120,12 @@ TENSOR = [
         threads=96, expect={2: 0xEEEEEEF0},
     ),
     Litmus(
+        "two warps, two values", "global_race",
+        {w: f"{FIRST}\nmov.b32 %r2, 5; //right\nmov.b32 %r2, {w + 5}; //wrong\n"
+            + ("bar.sync 1, 64; //right\n" if w else "") + "st.global.b32 [%rd1], %r2;"
+            + ("" if w else "\nbar.sync 1, 64; //right") for w in range(2)}, expect={0: 5},
+    ),
+    Litmus(
         "an atomic behind an ordinary store", "global_race",
         {0: f"{FIRST}\nst.global.b32 [%rd1], 5;\n{arrive(0)}\n{arrive(8)}",
          1: f"{wait(0, 0)}\n{FIRST}\nred.relaxed.gpu.global.add.u32 [%rd1], 1;",
@@ -226,3 +232,20 @@ def test_a_fence_in_front_of_a_barrier_covers_another_threads_flag_on_silicon(pr
     ran, _ = case.run(True, profile=profile)
     codes = [finding.code for finding in ran.findings]
     assert codes == ([] if profile == "silicon" else ["sync_scope_too_narrow"])
+
+
+@pytest.mark.parametrize("space", ["shared", "global"])
+def test_two_warps_may_store_one_value_on_silicon(space):
+    """As NVIDIA's mla_decode examples do; that a third has read the word before remains a race."""
+    place = f"[smem+{AT}]" if space == "shared" else "[%rd1]"
+    put = f"ld.param.b64 %rd1, [p_out];\nmov.b32 %r2, 7;\n@%lead st.{space}.b32 {place}, %r2;"
+    read = f"ld.param.b64 %rd1, [p_out];\n@%lead ld.{space}.b32 %r2, {place};\n"
+    for warps, wants in (
+        ({0: put, 1: put}, ["", f"{space}_race".replace("shared", "smem")]),
+        ({0: put, 1: put, 2: read}, [f"{space}_race".replace("shared", "smem")] * 2),
+    ):
+        setup = f"st.shared.b32 [smem+{AT}], 7;"
+        case = Litmus("one value", "", warps, setup=f"mov.b32 %r2, 7;\n{setup}", threads=96)
+        for profile, want in zip(PROFILES, wants, strict=True):
+            ran, _ = case.run(True, profile=profile)
+            assert [finding.code for finding in ran.findings] == ([want] if want else [])

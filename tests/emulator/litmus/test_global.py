@@ -132,7 +132,7 @@ BETWEEN = [
     ),
     Litmus(
         "two CTAs, one word", "global_race",
-        {0: f"{FIRST}\nst.global.b32 [%rd1], %lane; //wrong\n"
+        {0: f"{FIRST}\nadd.u32 %r2, %lane, %cta;\nst.global.b32 [%rd1], %r2; //wrong\n"
             "red.relaxed.gpu.global.add.u32 [%rd1], 1; //right"},
         expect={0: 0xEEEEEEF0}, grid=2, threads=32,
     ),

@@ -276,3 +276,15 @@ def test_right(case):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_wrong(case):
     check_wrong(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case.code in ("smem_unwritten_read", "register_unwritten_read")],
+    ids=lambda case: case.name,
+)
+@pytest.mark.parametrize("profile", ["silicon", "isa"])
+def test_what_nobody_wrote_may_be_poison(case, profile):
+    """Where the caller asks for it: no finding, and the numbers are not the right half's."""
+    ran, out = case.run(False, unwritten="poison", profile=profile)
+    assert ran.findings == [] and not case.is_right(out)
