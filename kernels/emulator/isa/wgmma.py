@@ -17,13 +17,8 @@ from numpy.typing import NDArray
 
 from ..engines.descriptors import wgmma_descriptor
 from ..engines.formats import ELEMENT_BYTES, widen
-from ..engines.operands import (
-    K_BYTES,
-    OperandChunks,
-    chunk_values,
-    operand_chunks,
-    part_of,
-)
+from ..engines.operands import K_BYTES, OperandChunks, operand_chunks, part_of
+from ..engines.product import packed, product, smem_packed
 from ..findings import EmulatorFault
 from ..ptx.ast import Imm, Vec
 from ..registers import POISON
@@ -64,14 +59,16 @@ class Groups:
 
 @dataclass(frozen=True)
 class Form:
-    """An instruction as far as it is known when decoded. ``d_type``: f32, f16 or s32; ``rows_a``:
-    A's registers, or None; ``clamp``: of integer sums, which wrap otherwise."""
+    """An instruction as far as it is known when decoded. ``d_type``: f32, f16 or s32; ``at_d``:
+    the rows of D's registers as an index; ``rows_a``: of A's, or None; ``clamp``: of integer sums,
+    which wrap otherwise."""
 
     n: int
     a_dtype: str
     b_dtype: str
     d_type: str
     rows_d: tuple[int, ...]
+    at_d: Rows
     rows_a: Rows | None
     negate: bool
     a_mn_major: bool
@@ -155,6 +152,7 @@ def _form(b: Binding) -> tuple[Form, bool]:
         b_dtype=b_dtype,
         d_type=d_type,
         rows_d=tuple(b.row(x, "b32") for x in d.items),
+        at_d=b.vector_rows(d),
         rows_a=b.vector_rows(a) if in_registers else None,
         negate=scale_a != scale_b,
         a_mn_major=narrow and not in_registers and bool(trans[0]),
@@ -209,25 +207,25 @@ def _multiply(w: Warp, form: Form, operands: Operands, accumulate: bool, late: b
     if late:
         registers = np.stack([values[row] for row in form.rows_d])
     else:
-        registers = w.r32[list(form.rows_d)]
+        registers = w.r32[form.at_d]
+    if a_desc is None:
+        with np.errstate(all="ignore"):
+            a = packed(_a_matrix(w.r32[form.rows_a], form.a_dtype).T, "A")
+    else:
+        a_bytes = ELEMENT_BYTES[form.a_dtype]
+        chunks = part_chunks(a_desc, form.a_mn_major, a_bytes, w.index % WARPS)
+        a = smem_packed(smem, chunks, form.a_mn_major, form.a_dtype, "A", "wgmma reading A")
+    chunks = operand_chunks(operands[1], form.n, form.b_mn_major, ELEMENT_BYTES[form.b_dtype])
+    b = smem_packed(smem, chunks, form.b_mn_major, form.b_dtype, "B", "wgmma reading B")
+    total = product((a, b), np.empty((form.n, WARP_ROWS))).T
     with np.errstate(all="ignore"):
-        if a_desc is None:
-            a = _a_matrix(w.r32[form.rows_a], form.a_dtype)
-        else:
-            a_bytes = ELEMENT_BYTES[form.a_dtype]
-            chunks = part_chunks(a_desc, form.a_mn_major, a_bytes, w.index % WARPS)
-            a = chunk_values(smem, chunks, form.a_mn_major, form.a_dtype, "wgmma reading A").T
-        b_bytes = ELEMENT_BYTES[form.b_dtype]
-        b_chunks = operand_chunks(operands[1], form.n, form.b_mn_major, b_bytes)
-        b = chunk_values(smem, b_chunks, form.b_mn_major, form.b_dtype, "wgmma reading B")
-        product = a @ b
         if form.negate:
-            np.negative(product, out=product)
+            np.negative(total, out=total)
         if accumulate:
-            product += _d_matrix(registers, form)
-        registers = _d_registers(product, form)
+            total += _d_matrix(registers, form)
+        registers = _d_registers(total, form)
     if not late:
-        w.r32[list(form.rows_d)] = registers
+        w.r32[form.at_d] = registers
         return
     for row, value in zip(form.rows_d, registers, strict=True):
         groups.users[row] -= 1
