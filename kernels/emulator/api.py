@@ -54,8 +54,9 @@ def emulate(
     trace: keep a timeline of warps and engines, for `Report.write_trace`.
     ctas: run only these CTAs of each launch, by linear index (and those of their clusters); what
         the others would write stays as it was.
-    unwritten: "poison" lets threads load shared memory that nothing has written, as kernels do
-        whose predicates keep the value from being used; what does use it becomes NaN.
+    unwritten: "poison" lets threads load shared and local memory and use registers that nothing
+        has written, as kernels do whose predicates keep the value from the result; what does use it
+        becomes NaN. Engines may not, and Tensor Memory is no part of it.
     memory: CPU tensors that kernels reach by pointers alone (`make_ptr`, tables of addresses).
 
     Findings do not raise: see `Report.ok` and `Report.raise_if_findings`. A launch with findings is

@@ -89,7 +89,10 @@ class Warp:
         self.wgmma = Groups()
         self.timed_out = False  # the soft wait that runs next may give up
         self.queued = False
-        self.unwritten = dict.fromkeys(program.tracked, 0xFFFFFFFF)  # lanes that never wrote it
+        finding = cta.machine.options.unwritten == "finding"  # else all counts as written
+        self.unwritten = dict.fromkeys(program.tracked, 0xFFFFFFFF if finding else 0)  # lanes
+        if not finding:
+            self.local.valid[:] = 1
 
     def exit_lanes(self, mask: int) -> None:
         self.alive &= ~mask
