@@ -14,6 +14,7 @@ from roofline import command
 from roofline.budgets import budget
 from roofline.command import Parser, json_text
 from roofline.errors import RooflineError
+from roofline.gemm import Gemm, parse_gemm
 from roofline.gpus import FIELDS, GPU_NAMES, find_gpu, gpus
 from roofline.intervals import measurements
 from roofline.problem import Problem, bounds, visible_share
@@ -188,6 +189,8 @@ def _add_simulate(commands: Any) -> None:
     add("--dtype", default="bf16", help="bf16 or fp16")
     _add_problem_options(parser)
     add("--exp2-share", type=float, metavar="F", help="emulated share of exp2 (the plan's own)")
+    add("--gemm", metavar="MxNxK", help="a matrix product, for a --kernel that computes one")
+    add("--clock", default="burst", metavar="C", help="burst (default), sustained or GHz")
     add("--no-gains", action="store_true", help="skip the replays with faster units")
     add("--timeline", metavar="FILE", help="write a work item's timeline for ui.perfetto.dev")
     add("--save-records", metavar="FILE", help="write the records of the longest probe (.npz)")
@@ -202,13 +205,17 @@ def _run_simulate(args: argparse.Namespace) -> str:
     from roofline.cycles.predict import predict, replay_file
 
     if args.assumptions:
-        return pages.assumptions_text()
+        return pages.assumptions_text(find_gpu(args.gpu).arch_number)
     if args.records:
         replayed = replay_file(args.records, find_gpu(args.gpu))
         return json_text(replayed.to_dict()) if args.json else pages.records_text(replayed)
     head_dim = check_size("head_dim", args.head_dim)
-    _published_problem(args, head_dim)
-    problem = _problem(args)
+    problem: Problem | Gemm | None
+    if args.gemm:
+        problem = parse_gemm(args.gemm)
+    else:
+        _published_problem(args, head_dim)
+        problem = _problem(args)
     assert problem is not None
     found = predict(
         args.gpu,
@@ -216,6 +223,7 @@ def _run_simulate(args: argparse.Namespace) -> str:
         head_dim,
         kernel=args.kernel,
         dtype=args.dtype,
+        clock=args.clock,
         gains=not args.no_gains,
         timeline=bool(args.timeline),
         options={} if args.exp2_share is None else {"exp2_emulated_share": args.exp2_share},

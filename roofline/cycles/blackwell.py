@@ -111,12 +111,11 @@ def begin_mma(sim: Simulation, sm: Sm, work: TensorWork, now: float) -> None:
     """Occupies the SM's tensor core with an MMA.
 
     What others moved through the SMEM port since the last MMA fits first into its idle time, then
-    beside the operands of this MMA and the next ones, as far as the backlog is buffered.
+    beside this MMA's operands.
     """
     debt = max(0.0, sm.port_debt - (now - sm.tensor_free))
-    forced = max(0.0, debt - sim.hw.constants["smem_backlog"])
-    cycles = max(work.arithmetic, work.smem + forced)
-    sm.port_debt = max(0.0, debt - (cycles - work.smem))
+    cycles = max(work.arithmetic, work.smem + debt)
+    sm.port_debt = 0.0
     sm.tensor_free = now + cycles
     sm.tensor_done = now + cycles - max(0.0, work.smem - work.arithmetic)
     sm.tensor_tail = work.tail

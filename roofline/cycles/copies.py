@@ -1,7 +1,8 @@
 """Copies in the model: TMA and bulk copies both ways, cp.async, and the answers of launch control.
 
-A copy takes its latency, and its bytes at the SM's share of the L2's bandwidth; what it writes to
-or reads from shared memory passes the SMEM port, beside the operands of MMAs.
+A copy takes its latency, and its bytes at what the SM can take in; what it writes to or reads from
+shared memory passes the SMEM port, beside the operands of MMAs. The L2's own bandwidth bounds the
+whole launch (`roofline.cycles.predict`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _copy_in(sim: Simulation, w: WarpState, op: Op, start: float, event: list[in
         sim.busy["SMEM port"] += nbytes / sim.hw.smem_port
         latency = constants["peer_latency"]
     else:
-        cycles = max(nbytes / sim.hw.l2, constants["tma_issue_interval"])
+        cycles = max(nbytes / sim.hw.ingress, constants["tma_issue_interval"])
         begin = max(start, sm.copy_in_free)
         sm.copy_in_free = begin + cycles
         latency = constants["tma_latency"]
@@ -55,7 +56,7 @@ def _copy_in(sim: Simulation, w: WarpState, op: Op, start: float, event: list[in
 
 def _write_smem(sim: Simulation, sm: Sm, nbytes: int, arrival: float, cycles: float) -> None:
     """The last ``cycles`` before its arrival a copy writes, a chunk at a time."""
-    writes = nbytes / sim.hw.smem_port
+    writes = nbytes / sim.hw.smem_port * sim.hw.constants["copy_write_share"]
     sim.busy["SMEM port"] += writes
     chunks = max(1, nbytes // _CHUNK)
     part = writes / chunks
@@ -114,9 +115,9 @@ def _copy_wait(sim: Simulation, w: WarpState, op: Op, start: float, event: list[
 def _cp_async(sim: Simulation, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
     """Threads' own copies take the way of loads, and write where TMA would."""
     sm, nbytes = sim.sms[w.rank], event[2] * 32
-    cycles = nbytes / sim.hw.l2
+    cycles = nbytes / sim.hw.ingress
     sm.copy_in_free = max(start, sm.copy_in_free) + cycles
-    sim.busy["L2"] += cycles
+    sim.busy["L2"] += nbytes / sim.hw.l2
     sim.run.l2_bytes += nbytes
     arrival = sm.copy_in_free + sim.hw.constants["global_latency"]
     _write_smem(sim, sm, event[1], arrival, cycles)

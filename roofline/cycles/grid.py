@@ -2,7 +2,7 @@
 
 The cycles of an item are a function of its key blocks: as replayed where it was replayed, linear in
 between, and beyond the longest with the slope of the longer half. The items then go to the SMs in
-the order of the grid, each to the first SM that is free (or, for a persistent kernel, round robin), so
+the order of the grid, each to the first SM that is free (for a persistent kernel, round robin), so
 that waves, tails and the imbalance of a causal mask are what they are.
 """
 

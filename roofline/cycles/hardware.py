@@ -69,9 +69,10 @@ class Hardware:
 
     interval: cycles that a warp instruction holds its pipe, by class (a packed pair twice that of
     FMA). latency: cycles until its result can be used, by class. issue: cycles between two
-    instructions of a sub-partition. Bandwidths in bytes a cycle: of the SM for smem_port, l2 and
-    peer (to another SM of the cluster), of a sub-partition for the TMEM ports. mma_rates: FLOP a
-    cycle of the tensor core, by bits of an operand element; mma_speed: factor on all of them.
+    instructions of a sub-partition. Bandwidths in bytes a cycle: of the SM for smem_port, l2 (its
+    share), ingress (what it can take in) and peer (to another SM of the cluster), of a
+    sub-partition for the TMEM ports. mma_rates: FLOP a cycle of the tensor core, by bits of an
+    operand element; mma_speed: factor on all of them.
     """
 
     gpu: Gpu
@@ -82,6 +83,7 @@ class Hardware:
     tmem_read: float
     tmem_write: float
     l2: float
+    ingress: float
     peer: float
     mma_rates: Mapping[int, float]
     mma_speed: float
@@ -98,7 +100,7 @@ class Hardware:
         if unit == "issue":
             return replace(self, issue=self.issue / factor)
         if unit == "L2":
-            return replace(self, l2=self.l2 * factor)
+            return replace(self, l2=self.l2 * factor, ingress=self.ingress * factor)
         if unit == "TMEM":
             read, write = self.tmem_read * factor, self.tmem_write * factor
             return replace(self, tmem_read=read, tmem_write=write)
@@ -154,11 +156,8 @@ class Hardware:
 _RATE_FIELDS = {32: "mma_tf32", 16: "mma_bf16", 8: "mma_fp8", 4: "mma_nvfp4"}
 
 
-def hardware(gpu: Gpu, clock_ghz: float | None = None) -> Hardware:
-    """The model's SM of a GPU. RooflineError if the GPU lacks a number that it needs.
-
-    clock_ghz: of the SMs, against which L2 bandwidth counts; None: the GPU's own.
-    """
+def hardware(gpu: Gpu) -> Hardware:
+    """The model's SM of a GPU. RooflineError if the GPU lacks a number that it needs."""
     constants = {name: float(q.value) for name, q in latencies(gpu.arch_number).items()}
 
     def rate(field: str) -> float:
@@ -185,7 +184,7 @@ def hardware(gpu: Gpu, clock_ghz: float | None = None) -> Hardware:
     latency[OpClass.GLOBAL] = constants["global_latency"]
     latency[OpClass.TMEM] = constants["tmem_load_latency"]
     latency[OpClass.MOVE] = 0.0
-    sms, clock = rate("sms"), (clock_ghz or rate("clock")) * 1e9
+    sms, clock = rate("sms"), rate("clock") * 1e9
     read = rate("tmem_read_bandwidth") / SUB_PARTITIONS if gpu.has_tmem else 1.0
     peer = "dsmem_bandwidth"
     return Hardware(
@@ -197,6 +196,7 @@ def hardware(gpu: Gpu, clock_ghz: float | None = None) -> Hardware:
         tmem_read=read,
         tmem_write=read * constants["tmem_write_share"],
         l2=rate("l2_bandwidth") * 1e12 / sms / clock,
+        ingress=constants["copy_in_bandwidth"],
         peer=rate(peer) if gpu.has(peer) else constants["peer_bandwidth"],
         mma_rates={bits: rate(f) for bits, f in _RATE_FIELDS.items() if gpu.has(f)},
         mma_speed=1.0,

@@ -42,11 +42,11 @@ def _through_port(
 @handles(Event.GLOBAL_LOAD, Event.GLOBAL_STORE)
 def _global(sim: Simulation, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
     sm, nbytes = sim.sms[w.rank], event[2] * 32
-    cycles = nbytes / sim.hw.l2
     sim.run.l2_bytes += nbytes
+    sim.busy["L2"] += nbytes / sim.hw.l2
     if event[0] & ~MORE == Event.GLOBAL_STORE:
-        sm.copy_out_free = max(start, sm.copy_out_free) + cycles
+        sm.copy_out_free = max(start, sm.copy_out_free) + nbytes / sim.hw.l2
         return True
-    sm.copy_in_free = max(start, sm.copy_in_free) + cycles
+    sm.copy_in_free = max(start, sm.copy_in_free) + nbytes / sim.hw.ingress
     sim.later(w, op, sm.copy_in_free + sim.hw.constants["global_latency"])
     return True

@@ -16,26 +16,18 @@ _UNITS = ("tensor core", "SMEM port", "MUFU", "FMA", "ALU", "CVT", "TMEM", "LSU"
 
 def simulate_text(p: Prediction) -> str:
     """The page of a prediction."""
-    problem, filled = p.problem, p.filled
-    mask = "causal" if problem.causal else "dense"
-    heads = f"{problem.heads} heads"
-    if problem.kv_heads != problem.heads:
-        heads = f"{problem.heads}/{problem.kv_heads} heads"
-    head = (
-        f"{p.gpu.title} ({p.gpu.arch}): kernel {p.work.name}, head_dim {p.work.head_dim},"
-        f" {p.work.dtype}, {mask}; batch {problem.batch}, {heads}, {problem.seqlen} queries x"
-        f" {problem.seqlen_k} keys"
-    )
+    filled = p.filled
+    head = f"{p.gpu.title} ({p.gpu.arch}): kernel {p.work.name}, {p.work.describe(p.problem)}"
     share = p.tflops / p.peak_tflops
     line = (
-        f"{p.seconds * 1e6:.1f} us, {p.tflops:.0f} TFLOP/s, {share:.0%} of {p.peak_tflops:.0f};"
-        f" limited by {p.bound}"
+        f"{p.seconds * 1e6:.1f} us, {p.tflops:.0f} TFLOP/s, {share:.0%} of {p.peak_tflops:.0f} at"
+        f" {p.clock_ghz:.2f} GHz; limited by {p.bound}"
     )
     size = p.records.cluster_ctas
     places = "SMs" if size == 1 else f"clusters of {size} SMs"
     rows: list[list[object]] = [
-        ["a key block, steady", round(p.steady.cycles), "cycles"],
-        ["a work item besides its key blocks", round(p.cost.overhead), "cycles"],
+        [f"a {p.work.iteration}, steady", round(p.steady.cycles), "cycles"],
+        [f"a work item besides its {p.work.iteration}s", round(p.cost.overhead), "cycles"],
         ["work items", filled.items, f"on {filled.slots} {places}, {filled.waves:.2f} waves"],
         ["SMs busy", f"{filled.busy:.1%}", "until the last item ends"],
         ["whole launch", round(filled.cycles), "cycles"],
@@ -62,7 +54,7 @@ def units_text(p: Prediction) -> str:
         if p.gains:
             cells.append(f"{p.gains[unit]:+.1%}" if unit in p.gains else "")
         rows.append(cells)
-    header = ["unit, for a key block", "cycles", "busy"]
+    header = [f"unit, for a {p.work.iteration}", "cycles", "busy"]
     if p.gains:
         header.append(f"saved if {GAIN - 1:.0%} faster")
     return table(header, rows)
@@ -82,9 +74,10 @@ def stalls_text(steady: Run) -> str:
     return table(["role", "a warp waits for", "cycles", "share"], rows)
 
 
-def assumptions_text() -> str:
-    """The model's own constants."""
-    rows = [[name, q.value, q.unit, q.tag, q.source] for name, q in latencies().items()]
+def assumptions_text(arch_number: int) -> str:
+    """The model's own constants on an architecture."""
+    found = latencies(arch_number)
+    rows = [[name, q.value, q.unit, q.tag, q.source] for name, q in found.items()]
     return table(["constant", "value", "unit", "tag", "source"], rows)
 
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
+import numpy as np
+
 from kernels.emulator.records import Records, RecordsError, WarpRecord
-from roofline.budgets import budget
 from roofline.cycles.blocks import Blocks
-from roofline.cycles.grid import Filled, ItemCost, fill, in_grid_order, item_cycles
+from roofline.cycles.clocks import clock_ghz
+from roofline.cycles.gemm import GemmWorkload, gemm_workload
+from roofline.cycles.grid import Filled, ItemCost, fill, item_cycles
 from roofline.cycles.hardware import UNITS, Hardware, hardware
 from roofline.cycles.probe import Probe, Workload, probes, stand_ins, workload
 from roofline.cycles.sm import simulate
 from roofline.cycles.state import Run, Span
 from roofline.errors import RooflineError
+from roofline.gemm import Gemm, GemmBounds
 from roofline.gpus import Gpu, find_gpu
-from roofline.problem import Bounds, Problem, bounds
+from roofline.problem import Problem
 
 GAIN = 1.1  # gains are told for a unit this much faster
 # The replay is sensitive to who comes first at a pipe, so a gain is the mean of more than one.
@@ -42,16 +47,17 @@ class Prediction:
     """What the cycle model says of a problem. Cycles are of the SM clock, times in seconds."""
 
     gpu: Gpu
-    work: Workload
-    problem: Problem
+    work: Any  # Workload, or GemmWorkload
+    problem: Any  # Problem, or Gemm
     replayed: tuple[Replayed, ...]
     cost: ItemCost
     filled: Filled
-    limits: Bounds
+    limits: Any  # Bounds, or GemmBounds
     gains: Mapping[str, float]  # unit -> share of the time saved if it were 10 % faster
     emulated_instructions: int
     wall_seconds: float
     clock_ghz: float
+    tensor_share: float  # of the launch's cycles in which a tensor core works
     records: Records = field(repr=False)  # of the longest probe
     spans: Sequence[Span] = field(default=(), repr=False)
 
@@ -64,21 +70,35 @@ class Prediction:
 
     @property
     def seconds(self) -> float:
-        return max(self.sm_seconds, self.limits.hbm_seconds, self.limits.l2_seconds)
+        limits = self.limits
+        return max(self.sm_seconds, float(limits.hbm_seconds), float(limits.l2_seconds))
 
     @property
     def tflops(self) -> float:
         """TFLOP/s, counting visible pairs only."""
-        return float(self.problem.flops(self.limits.budget.tile)) / self.seconds / 1e12
+        return self.flops / self.seconds / 1e12
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of the problem."""
+        if isinstance(self.limits, GemmBounds):
+            return float(self.limits.flops)
+        return float(self.limits.problem.flops(self.limits.budget.tile))
 
     @property
     def peak_tflops(self) -> float:
-        return self.limits.budget.peak_tflops
+        """The tensor cores' dense peak at the clock assumed."""
+        limits = self.limits
+        peak = limits.peak_tflops if isinstance(limits, GemmBounds) else limits.budget.peak_tflops
+        return float(peak * self.clock_ghz / float(self.gpu["clock"].value))
 
     @cached_property
     def steady(self) -> Run:
         """One key block in steady state: the longest replayed item less a shorter one."""
-        alike = [r for r in self.replayed if r.items == self.replayed[0].items]
+        counts = Counter(r.items for r in self.replayed)
+        most = max(counts.values())
+        alike = [r for r in self.replayed if counts[r.items] == most]
+        alike = [r for r in alike if r.items == alike[0].items]
         ordered = sorted(alike, key=lambda r: r.iterations)
         long = ordered[-1]
         if len(ordered) == 1:
@@ -102,18 +122,14 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: cycles, microseconds, shares."""
-        steady, problem = self.steady, self.problem
+        steady = self.steady
         return {
             "gpu": self.gpu.name,
             "kernel": self.work.name,
-            "head_dim": self.work.head_dim,
             "dtype": self.work.dtype,
-            "batch": problem.batch,
-            "seqlen": problem.seqlen,
-            "seqlen_k": problem.seqlen_k,
-            "heads": problem.heads,
-            "kv_heads": problem.kv_heads,
-            "causal": problem.causal,
+            **self.work.arguments(self.problem),
+            "clock_ghz": round(self.clock_ghz, 4),
+            "tensor_share": round(self.tensor_share, 4),
             "us": round(self.seconds * 1e6, 3),
             "tflops": round(self.tflops, 1),
             "peak_tflops": round(self.peak_tflops, 1),
@@ -215,52 +231,55 @@ def unit_gains(found: Sequence[Probe], hw: Hardware) -> dict[str, float]:
     return gains
 
 
-def item_cost(work: Workload, replayed: Sequence[Replayed]) -> ItemCost:
+def item_cost(work: Workload | GemmWorkload, replayed: Sequence[Replayed]) -> ItemCost:
     """The cycles of an item by its key blocks, from what was replayed."""
     if not work.persistent:
         return ItemCost(tuple((r.iterations, r.run.cycles) for r in replayed))
     # cycles = start + per item * items + per block * key blocks
-    one = min((r for r in replayed if r.items == 1), key=lambda r: r.iterations, default=None)
-    if one is None or len(replayed) < 3:
-        raise RooflineError("a persistent kernel needs a problem of more than one key block")
-    two = next(r for r in replayed if r.items == 2)
-    long = max((r for r in replayed if r.items == 1), key=lambda r: r.iterations)
-    per_block = (long.run.cycles - one.run.cycles) / (long.iterations - one.iterations)
-    item = two.run.cycles - one.run.cycles
-    start = one.run.cycles - item
-    overhead = item - per_block * one.iterations
-    n = one.iterations
-    return ItemCost(((n, item), (2 * n, overhead + per_block * 2 * n)), start)
+    rows = np.array([[1.0, r.items, r.iterations] for r in replayed])
+    if len(rows) != 3 or abs(np.linalg.det(rows)) < 0.5:
+        raise RooflineError(
+            f"a persistent kernel needs a problem of more than one {work.iteration}"
+        )
+    cycles = np.array([r.run.cycles for r in replayed])
+    start, per_item, per_block = map(float, np.linalg.solve(rows, cycles))
+    n = min(r.iterations // r.items for r in replayed)
+    points = tuple((k * n, per_item + per_block * k * n) for k in (1, 2))
+    return ItemCost(points, start)
 
 
 def predict(
     gpu: str | Gpu,
-    problem: Problem,
-    head_dim: int,
+    problem: Problem | Gemm,
+    head_dim: int = 0,
     *,
     kernel: str = "fa4",
     dtype: str = "bf16",
     gains: bool = True,
     timeline: bool = False,
     options: Mapping[str, Any] | None = None,
-    clock_ghz: float | None = None,
+    clock: str = "burst",
 ) -> Prediction:
     """Emulates, replays and extends; see `Prediction`. RooflineError for what cannot be asked.
 
-    options: for the kernel's workload function. gains, timeline: make these too. clock_ghz: of the
-    SMs; None: the GPU's own.
+    head_dim: of an attention problem. options: for the kernel's workload function. gains, timeline:
+    make these too. clock: burst, sustained or a number of GHz (see `roofline.cycles.clocks`).
     """
     began = time.perf_counter()
     gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
-    if problem.visible is not None:
-        raise RooflineError("visible: the kernels know dense and causal masks only")
-    clock_ghz = clock_ghz or float(gpu["clock"].value)
-    hw = hardware(gpu, clock_ghz)
-    work = workload(kernel, gpu, dtype, head_dim, problem.causal, options)
-    limits = bounds(problem, budget(gpu, work.tile_rows, work.tile_keys, head_dim, dtype=dtype))
-    found, replayed = _evidence(gpu, work, stand_ins(work, problem), clock_ghz)
+    work: Any
+    if isinstance(problem, Gemm):
+        work = gemm_workload(kernel, gpu, dtype, options)
+    else:
+        if problem.visible is not None:
+            raise RooflineError("visible: the kernels know dense and causal masks only")
+        work = workload(kernel, gpu, dtype, head_dim, problem.causal, options)
+    hw = hardware(gpu)
+    limits = work.limits(gpu, problem)
+    found, replayed = _evidence(gpu, work, stand_ins(work, problem))
     cost = item_cost(work, replayed)
     filled = _fill(gpu, work, problem, cost, found)
+    share = _tensor_share(work.items(problem), replayed, filled)
     spans: Sequence[Span] = ()
     if timeline:
         records, warps = _longest(found)
@@ -276,7 +295,8 @@ def predict(
         unit_gains(found, hw) if gains else {},
         sum(_thread_instructions(p) for p in found),
         time.perf_counter() - began,
-        clock_ghz,
+        clock_ghz(gpu, clock, share),
+        share,
         found[-1].records,
         spans,
     )
@@ -324,17 +344,24 @@ def replay_file(path: str, gpu: Gpu) -> RecordsReplay:
 
 
 @lru_cache(maxsize=8)
-def _emulated(work: Workload, small: tuple[Problem, ...]) -> list[Probe]:
+def _emulated(work: Workload | GemmWorkload, small: tuple[Any, ...]) -> list[Probe]:
     return probes(work, small)
 
 
 @lru_cache(maxsize=32)
 def _evidence(
-    gpu: Gpu, work: Workload, small: tuple[Problem, ...], clock_ghz: float
+    gpu: Gpu, work: Workload | GemmWorkload, small: tuple[Any, ...]
 ) -> tuple[list[Probe], list[Replayed]]:
     """Probes and their replays; problems that differ in length only have the same."""
     found = _emulated(work, small)
-    return found, replay(found, hardware(gpu, clock_ghz))
+    return found, replay(found, hardware(gpu))
+
+
+def _tensor_share(items: Sequence[int], replayed: Sequence[Replayed], filled: Filled) -> float:
+    """Share of a launch's cycles in which a tensor core works, by the MMAs of a key block."""
+    longest = max(replayed, key=lambda r: r.iterations)
+    per_block = longest.run.busy.get("tensor core", 0.0) / longest.iterations
+    return min(1.0, per_block * sum(items) / (filled.slots * filled.cycles))
 
 
 def _thread_instructions(probe: Probe) -> int:
@@ -342,9 +369,9 @@ def _thread_instructions(probe: Probe) -> int:
 
 
 def _fill(
-    gpu: Gpu, work: Workload, problem: Problem, cost: ItemCost, found: Sequence[Probe]
+    gpu: Gpu, work: Workload | GemmWorkload, problem: Any, cost: ItemCost, found: Sequence[Probe]
 ) -> Filled:
-    blocks = in_grid_order(work.iterations(problem), problem, work.longest_first)
+    blocks = work.items(problem)
     slots = int(gpu["sms"].value) // found[0].records.cluster_ctas
     gap = float(gpu["cta_launch"].value)
     return fill(item_cycles(cost, blocks), slots, gap, cost.start, work.persistent)

@@ -11,16 +11,22 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from kernels.emulator.records import MORE, Event, Records, RecordsError, record
+from roofline.budgets import budget
 from roofline.choice import chosen_fields
+from roofline.cycles.grid import in_grid_order
 from roofline.errors import RooflineError
 from roofline.gpus import ARCH_DEFAULTS, GPU_NAMES, Gpu
-from roofline.problem import Problem
+from roofline.problem import Bounds, Problem, bounds
 from roofline.terms import ceil_div
+
+if TYPE_CHECKING:
+    from roofline.cycles.gemm import GemmWorkload
+    from roofline.gemm import Gemm
 
 #: What `--kernel fa4` stands for.
 KERNELS: Mapping[str, str] = {"fa4": "kernels.blackwell.workload:attention_forward"}
@@ -31,7 +37,7 @@ CAUSAL = 16  # key blocks of the longest item of a causal probe
 
 @dataclass(frozen=True)
 class Workload:
-    """A kernel as its workload function describes it (see kernels/blackwell/workload.py)."""
+    """An attention kernel as its workload function describes it (kernels/blackwell/workload.py)."""
 
     name: str
     make: Any
@@ -44,6 +50,9 @@ class Workload:
     longest_first: bool
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
+    #: What an iteration of a work item is called.
+    iteration: ClassVar[str] = "key block"
+
     def iterations(self, problem: Problem) -> list[int]:
         """Key blocks of the work items of one head, in the order of their query rows."""
         counts = []
@@ -51,6 +60,40 @@ class Workload:
             last = min(first + self.tile_rows, problem.seqlen) - 1
             counts.append(ceil_div(problem.keys_seen(last), self.tile_keys))
         return counts
+
+    def items(self, problem: Problem) -> list[int]:
+        """Key blocks of all work items in the order in which the grid starts them."""
+        return in_grid_order(self.iterations(problem), problem, self.longest_first)
+
+    def arguments(self, problem: Problem) -> dict[str, Any]:
+        """What the workload function is told of a problem."""
+        names = ("batch", "seqlen", "seqlen_k", "heads", "kv_heads", "causal")
+        return {"head_dim": self.head_dim} | {name: getattr(problem, name) for name in names}
+
+    def stand_ins(self, problem: Problem) -> tuple[Problem, ...]:
+        """The small problems to emulate for a problem."""
+        found = _persistent_problems if self.persistent else _problems
+        return tuple(found(self, problem))
+
+    def limits(self, gpu: Gpu, problem: Problem) -> Bounds:
+        """What the problem costs at the least on the whole GPU."""
+        tile = budget(gpu, self.tile_rows, self.tile_keys, self.head_dim, dtype=self.short_dtype)
+        return bounds(problem, tile)
+
+    def describe(self, problem: Problem) -> str:
+        """The problem in words."""
+        mask = "causal" if problem.causal else "dense"
+        heads = f"{problem.heads} heads"
+        if problem.kv_heads != problem.heads:
+            heads = f"{problem.heads}/{problem.kv_heads} heads"
+        return (
+            f"head_dim {self.head_dim}, {self.dtype}, {mask}; batch {problem.batch}, {heads},"
+            f" {problem.seqlen} queries x {problem.seqlen_k} keys"
+        )
+
+    @property
+    def short_dtype(self) -> str:
+        return {"bfloat16": "bf16", "float16": "fp16"}.get(self.dtype, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -60,7 +103,7 @@ class Probe:
     items: work items that the clusters have together.
     """
 
-    problem: Problem
+    problem: Problem | Gemm
     records: Records
     iterations: tuple[int, ...]
     items: int
@@ -78,23 +121,13 @@ def workload(
 
     options: what its workload function takes besides the problem.
     """
-    target = KERNELS.get(kernel, kernel)
-    module, colon, attribute = target.partition(":")
-    if not colon or not module or not attribute:
-        raise RooflineError(
-            f"kernel {kernel!r}: must be {' or '.join(KERNELS)}, or MODULE:FUNCTION"
-        )
-    try:
-        make = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise RooflineError(f"kernel {kernel!r}: cannot be imported: {error}") from None
-    name = gpu.name if gpu.name in GPU_NAMES else ARCH_DEFAULTS[gpu.arch_number]
-    dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(dtype, dtype)
+    make, name = imported(kernel), known_gpu(gpu)
+    dtype = long_dtype(dtype)
     asked = dict(options or {})
     if kernel == "fa4":  # as fa4 plans it
         asked = chosen_fields(name, head_dim, dtype=dtype, causal=causal) | asked
     first = Workload(kernel, make, name, dtype, head_dim, 1, 1, False, False, asked)
-    made = _make(first, Problem(1, 1, 1, 1, 1, causal))
+    made = made_for(first, Problem(1, 1, 1, 1, 1, causal))
     return replace(
         first,
         tile_rows=int(made["tile_rows"]),
@@ -104,32 +137,47 @@ def workload(
     )
 
 
-def _make(work: Workload, problem: Problem) -> dict[str, Any]:
+def imported(kernel: str) -> Any:
+    """The workload function that an import string names."""
+    target = KERNELS.get(kernel, kernel)
+    module, colon, attribute = target.partition(":")
+    if not colon or not module or not attribute:
+        raise RooflineError(
+            f"kernel {kernel!r}: must be {' or '.join(KERNELS)}, or MODULE:FUNCTION"
+        )
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise RooflineError(f"kernel {kernel!r}: cannot be imported: {error}") from None
+
+
+def known_gpu(gpu: Gpu) -> str:
+    """The name that kernels know a GPU by: its own, or that of its architecture."""
+    return gpu.name if gpu.name in GPU_NAMES else ARCH_DEFAULTS[gpu.arch_number]
+
+
+def long_dtype(dtype: str) -> str:
+    return {"bf16": "bfloat16", "fp16": "float16"}.get(dtype, dtype)
+
+
+def made_for(work: Workload | GemmWorkload, problem: Any) -> dict[str, Any]:
+    """What the workload function returns for a problem. RooflineError if it refuses."""
+    arguments = work.arguments(problem)
     try:
         made: dict[str, Any] = work.make(
-            gpu=work.gpu,
-            dtype=work.dtype,
-            head_dim=work.head_dim,
-            batch=problem.batch,
-            seqlen=problem.seqlen,
-            seqlen_k=problem.seqlen_k,
-            heads=problem.heads,
-            kv_heads=problem.kv_heads,
-            causal=problem.causal,
-            **work.options,
+            gpu=work.gpu, dtype=work.dtype, **arguments, **work.options
         )
     except (ValueError, TypeError, ImportError) as error:
         raise RooflineError(f"kernel {work.name}: {' '.join(str(error).split())}") from None
     return made
 
 
-def stand_ins(work: Workload, problem: Problem) -> tuple[Problem, ...]:
+def stand_ins(work: Workload | GemmWorkload, problem: Any) -> tuple[Any, ...]:
     """The small problems to emulate for a problem."""
-    found = _persistent_problems if work.persistent else _problems
-    return tuple(found(work, problem))
+    return work.stand_ins(problem)
 
 
-def probes(work: Workload, small: Sequence[Problem]) -> list[Probe]:
+def probes(work: Workload | GemmWorkload, small: Sequence[Any]) -> list[Probe]:
     """The problems of `stand_ins`, emulated."""
     return [_run(work, problem) for problem in small]
 
@@ -162,15 +210,15 @@ def _persistent_problems(work: Workload, problem: Problem) -> list[Problem]:
     return [singles[0], two, *singles[1:]]
 
 
-def _run(work: Workload, problem: Problem) -> Probe:
-    made = _make(work, problem)
+def _run(work: Workload | GemmWorkload, problem: Any) -> Probe:
+    made = made_for(work, problem)
     # A persistent kernel sees one SM (a cluster's), so that its one cluster takes all items.
     sms = int(made.get("cluster_ctas", 1)) if work.persistent else None
     try:
         records = record(made["fn"], *made["args"], gpu=work.gpu, roles=made.get("roles"), sms=sms)
     except RecordsError as error:
         raise RooflineError(f"kernel {work.name}: {error}") from None
-    items = work.iterations(problem) * (problem.heads * problem.batch)
+    items = work.items(problem)
     clusters = len(records.ctas) // records.cluster_ctas
     if work.persistent:
         return Probe(problem, records, (sum(items),), len(items))

@@ -130,6 +130,7 @@ class Sm:
     copy_in_free: float = 0.0
     copy_out_free: float = 0.0
     warpgroups: list[WarpGroup] = field(default_factory=list)
+    served: WarpGroup | None = None  # whose MMA the tensor core has begun last
     serving: bool = False  # somebody will look at the warpgroups' queues
     sub_tensor_free: list[float] = field(default_factory=lambda: [0.0] * SUB_PARTITIONS)
 

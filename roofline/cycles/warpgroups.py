@@ -1,8 +1,8 @@
 """The tensor core of Hopper (wgmma) and warps' own MMAs (mma.sync), in the model.
 
-The four warps of a warpgroup issue an MMA together. Each warpgroup's MMAs run in order; where
-several have one waiting, the oldest goes next, so that warpgroups which multiply at the same time
-take turns. A warp issues on while at most `wgmma_queue` of its MMAs have not begun.
+The four warps of a warpgroup issue an MMA together. Each warpgroup's MMAs run in order, and the
+one that has the tensor core keeps it while it has another MMA waiting. A warp issues on while at
+most `wgmma_queue` of its MMAs have not begun.
 """
 
 from __future__ import annotations
@@ -69,17 +69,22 @@ def _begin_when_free(sim: Simulation, group: WarpGroup, event: list[int], at: fl
 
 
 def _serve(sim: Simulation, sm: Sm, now: float) -> None:
-    """Begins the MMA that has waited longest, and comes back when the tensor core is free."""
+    """Begins the next MMA, and comes back when the tensor core is free: the next of the warpgroup
+    that has it, else the one that has waited longest."""
     waiting = [group for group in sm.warpgroups if group.queue]
     if not waiting:
         sm.serving = False
         return
     group = min(waiting, key=lambda g: g.queue[0].issued)
+    last = sm.served
+    if last is not None and last.queue and last.queue[0].issued <= now:
+        group = last
     work = group.queue[0]
     if work.issued > now:
         sim.push(work.issued, lambda later: _serve(sim, sm, later))
         return
     group.queue.popleft()
+    sm.served = group
     begin_mma(sim, sm, work, now)
     done = max(sm.tensor_done + work.tail, now)
     group.begun.append(done)

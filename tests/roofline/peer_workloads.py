@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 import kernels.emulator as emulator
+from tests.peers import gemm
 from tests.peers.attention import Problem
+from tests.peers.packages import peer
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 ROLES = {
@@ -76,3 +78,47 @@ def flash_attention_4(
         "persistent": not causal and not hopper,
         "longest_first": causal,
     }
+
+
+GEMM_ROLES = {
+    **{4 * group + warp: f"mma{group}" for group in range(3) for warp in range(4)},
+    **dict.fromkeys(range(8, 12), "load"),
+}
+
+
+def quack_gemm(
+    *,
+    gpu: str,
+    dtype: str,
+    m: int,
+    n: int,
+    k: int,
+    tile: tuple[int, int] = (128, 192),
+    cluster: tuple[int, int] = (2, 1),
+    pingpong: bool = True,
+) -> dict[str, Any]:
+    """quack's dense GEMM on Hopper, as its interface calls it (its defaults for sm_90); tiles are
+    handed out statically, in bands of eight clusters."""
+    if emulator.gpu_model(gpu).compute_capability[0] != 9:
+        raise ValueError(f"gpu {gpu}: this workload is for Hopper")
+    problem = gemm.Problem(tile, cluster, m, n, k, dtype=DTYPES[dtype], pingpong=pingpong)
+    make = torch.Generator().manual_seed(0)
+    a = torch.randn((m, k), generator=make).to(DTYPES[dtype])
+    b = torch.randn((n, k), generator=make).to(DTYPES[dtype])
+    out = torch.empty((m, n), dtype=DTYPES[dtype])
+    kernel = gemm.kernel(problem, gpu)
+    options = peer("quack.tile_scheduler").TileSchedulerOptions
+    one = peer("cutlass").Int32(1)
+    return {
+        "fn": kernel,
+        "args": (
+            a, b, out, None, type(kernel).EpilogueArguments(),
+            options(max_active_clusters=one), None, None,
+        ),
+        "roles": GEMM_ROLES,
+        "tile_rows": tile[0] * cluster[0],
+        "tile_cols": tile[1] * cluster[1],
+        "tile_depth": 64,
+        "cluster_ctas": cluster[0] * cluster[1],
+        "persistent": True,
+    }  # fmt: skip
