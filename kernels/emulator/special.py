@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from .gpus import GpuModel
+    from .host_runtime import Launch
     from .machine import Machine
-    from .state import Warp
+    from .state import Cta, Warp
 
 
 def special_registers(machine: Machine, warp: Warp) -> dict[str, Any]:
@@ -33,7 +36,7 @@ def special_registers(machine: Machine, warp: Warp) -> dict[str, Any]:
         "%laneid": lane,
         "%warpid": warp.index,
         "%nwarpid": len(cta.warps),
-        "%smid": cta.rank,
+        "%smid": _sm(cta, launch, gpu),
         "%nsmid": gpu.sm_count,
         "%gridid": 0,
         "%cluster_ctarank": cta.rank,
@@ -50,3 +53,12 @@ def special_registers(machine: Machine, warp: Warp) -> dict[str, Any]:
     for name, triple in vectors.items():
         values |= {f"%{name}.{axis}": v for axis, v in zip("xyz", triple, strict=True)}
     return values
+
+
+def _sm(cta: Cta, launch: Launch, gpu: GpuModel) -> int:
+    """The SM of a CTA: one after the other in the order of the grid's clusters, then from the first
+    again. Kernels that keep a workspace for each SM get one for each CTA, as far as there are."""
+    shape = launch.cluster
+    x, y, z = (b // c for b, c in zip(cta.block, shape, strict=True))
+    across, down, _ = (g // c for g, c in zip(launch.grid, shape, strict=True))
+    return ((x + across * (y + down * z)) * math.prod(shape) + cta.rank) % gpu.sm_count

@@ -121,6 +121,7 @@ def test_tensors_of_the_device_say_so_and_copies_are_copies():
         assert there.is_cuda and made.device == torch.device("cuda", 0) and not here.is_cuda
         assert (there + 1).is_cuda and there[2:5].is_cuda and torch.empty_like(made).is_cuda
         assert there.to(torch.float64).is_cuda and not there.to("cpu").is_cuda
+        assert there.max(dim=0).values.is_cuda and all(t.is_cuda for t in there.split(5))
         assert there.cuda() is there and there.data_ptr() != here.data_ptr()
         assert not torch.zeros(3).is_cuda and torch.zeros(2, 2).device.type == "cpu"
         there += 1

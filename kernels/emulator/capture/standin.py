@@ -68,6 +68,7 @@ class _Emulated:
         ffi_program = getattr(compiled, "emulated_program", None)
         self._is_ffi = ffi_program is not None
         self._program: HostProgram = ffi_program or HostProgram(compiled, gpu)
+        compiled.engine = self._program.engine  # where auxiliary functions are looked up
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._compiled, name)

@@ -216,11 +216,12 @@ def _map(value: Any, move: Callable[[Any], Any]) -> Any:
     """A result with each of its tensors moved; only sequences that hold a moved one are new."""
     if isinstance(value, _torch().Tensor):
         return move(value)
-    if type(value) not in (tuple, list):
+    if not isinstance(value, (tuple, list)):
         return value
     items = [_map(item, move) for item in value]
     same = all(a is b for a, b in zip(items, value, strict=True))
-    return value if same else type(value)(items)
+    # A NamedTuple is made from its fields; others, torch.return_types too, from one iterable.
+    return value if same else getattr(type(value), "_make", type(value))(items)
 
 
 # --- torch.cuda ---------------------------------------------------------------------------------
