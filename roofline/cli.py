@@ -16,9 +16,16 @@ from roofline.command import Parser, json_text
 from roofline.errors import RooflineError
 from roofline.gemm import Gemm, parse_gemm
 from roofline.gpus import FIELDS, GPU_NAMES, find_gpu, gpus
-from roofline.intervals import measurements
+from roofline.intervals import measurements, wgmmas
 from roofline.problem import Problem, bounds, visible_share
-from roofline.text import gpu_text, gpus_text, intervals_text, problem_text, tiles_text
+from roofline.text import (
+    gpu_text,
+    gpus_text,
+    intervals_text,
+    problem_text,
+    tiles_text,
+    wgmma_text,
+)
 from roofline.tile import check_size, parse_tile
 
 #: FlashAttention-4's tiles, per CTA.
@@ -162,16 +169,21 @@ def _run_tiles(args: argparse.Namespace) -> str:
 def _add_intervals(commands: Any) -> None:
     parser = commands.add_parser(
         "intervals",
-        help="measured cycles of tcgen05.mma beside the closed form, every residual",
-        description="Cycles of tcgen05.mma measured on a B200 beside the closed form.",
+        help="measured cycles of tcgen05.mma and wgmma beside the closed form, every residual",
+        description="Cycles of tcgen05.mma measured on a B200, or of wgmma on an H200, beside the "
+        "closed form.",
     )
+    _add_gpu_option(parser, "b200")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run_intervals)
 
 
 def _run_intervals(args: argparse.Namespace) -> str:
-    rows = measurements()
-    return json_text([row.to_dict() for row in rows]) if args.json else intervals_text(rows)
+    if find_gpu(args.gpu).has_tmem:
+        rows = measurements()
+        return json_text([row.to_dict() for row in rows]) if args.json else intervals_text(rows)
+    wgmma = wgmmas()
+    return json_text([row.to_dict() for row in wgmma]) if args.json else wgmma_text(wgmma)
 
 
 def _add_simulate(commands: Any) -> None:

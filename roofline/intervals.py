@@ -6,8 +6,8 @@
     latency  = math + completion              from issue until the mbarrier wait is seen
 
 One MMA reduces over 32 bytes of each row in every format, so the interval depends on M, N and where
-A lies, not on the format. The measured rows are package data; `roofline intervals` prints the
-residuals of the form against each of them.
+A lies, not on the format. The same form holds for Hopper's wgmma, of 64 rows, at half the rate. The
+measured rows are package data; `roofline intervals` prints the residuals of the form against each.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ COMPLETION_CYCLES = {
 }
 #: Block-scaled formats read their scales too: cycles more by where A lies and by CTAs, fitted.
 SCALED_CYCLES = {(True, 1): 1, (True, 2): 3, (False, 1): 3, (False, 2): 3}
+WGMMA_LEAST = 13  # cycles of the narrowest wgmma with A in registers, measured
+_HOPPER = Path(__file__).with_name("gpu_data") / "h200_wgmma_intervals.csv"
 _MEASURED = Path(__file__).with_name("gpu_data") / "b200_mma_intervals.csv"
 
 
@@ -133,6 +135,61 @@ def measurements() -> tuple[Measurement, ...]:
             Mma(int(row["m"]), int(row["n"]), row["operands"] == "SS", int(row["ctas"])),
             float(row["latency_cycles"]),
             float(row["interval_cycles"]),
+        )
+        for row in rows
+    )
+
+
+@dataclass(frozen=True)
+class Wgmma:
+    """One wgmma of a warpgroup, 64 x N over K_BYTES of reduction, measured on an H200.
+
+    warpgroups: that issue at the same time; interval_cycles: of the SM, for each wgmma.
+    """
+
+    format: str
+    n: int
+    a_in_smem: bool
+    b_major: str
+    warpgroups: int
+    interval_cycles: float
+
+    @property
+    def model_cycles(self) -> float:
+        """Arithmetic at 4096 bf16 FLOP a cycle and SM, or the operands at 128 B, or the least."""
+        rows = self.n + (64 if self.a_in_smem else 0)
+        return max(self.n / 2, rows * K_BYTES / 128, float(WGMMA_LEAST))
+
+    @property
+    def residual(self) -> float:
+        """Measured less modelled, in cycles."""
+        return self.interval_cycles - self.model_cycles
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "format": self.format,
+            "n": self.n,
+            "a_in_smem": self.a_in_smem,
+            "b_major": self.b_major,
+            "warpgroups": self.warpgroups,
+            "interval": self.interval_cycles,
+            "interval_model": self.model_cycles,
+        }
+
+
+@cache
+def wgmmas() -> tuple[Wgmma, ...]:
+    """Every measured row of an H200, with its source in the file's head."""
+    lines = _HOPPER.read_text(encoding="utf-8").splitlines()
+    rows = csv.DictReader(line for line in lines if not line.startswith("#"))
+    return tuple(
+        Wgmma(
+            row["dtype"],
+            int(row["n"]),
+            row["a"] == "smem",
+            row["b"],
+            int(row["warpgroups"]),
+            float(row["interval"]),
         )
         for row in rows
     )

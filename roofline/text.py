@@ -11,7 +11,7 @@ from roofline.terms import Term, whole_cycles
 if TYPE_CHECKING:
     from roofline.budgets import Budget
     from roofline.gpus import Gpu
-    from roofline.intervals import Measurement
+    from roofline.intervals import Measurement, Wgmma
     from roofline.problem import Bounds, Problem
     from roofline.tiles import Priced, Ranking
 
@@ -262,3 +262,32 @@ def _tile_row(rank: int, p: Priced) -> list[object]:
         round(p.tflops),
         "yes" if p.plan else "no",
     ]
+
+
+def wgmma_text(rows: tuple[Wgmma, ...]) -> str:
+    """Measured and modelled intervals of wgmma, and the worst residuals."""
+    cells: list[list[object]] = [
+        [
+            row.format,
+            "SS" if row.a_in_smem else "RS",
+            row.b_major,
+            row.warpgroups,
+            row.n,
+            f"{row.interval_cycles:.2f}",
+            f"{row.model_cycles:g}",
+            f"{row.residual:+.2f}",
+        ]
+        for row in rows
+    ]
+    head = ["format", "operands", "B", "warpgroups", "N", "interval", "form", "residual"]
+    parts = [table(head, cells)]
+    for name, some in (
+        ("1 warpgroup", [r for r in rows if r.warpgroups == 1]),
+        ("2 and 3 warpgroups", [r for r in rows if r.warpgroups > 1]),
+    ):
+        worst = max(abs(row.residual) for row in some)
+        mean = sum(abs(row.residual) for row in some) / len(some)
+        parts.append(
+            f"{name}: {len(some)} rows, worst residual {worst:.2f} cycles, mean {mean:.2f}"
+        )
+    return parts[0] + "\n\n" + "\n".join(parts[1:])

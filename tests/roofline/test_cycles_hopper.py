@@ -12,6 +12,7 @@ from roofline.cycles.hardware import Hardware, hardware
 from roofline.cycles.sm import simulate
 from roofline.cycles.state import Run
 from roofline.gpus import find_gpu
+from roofline.intervals import wgmmas
 from tests.roofline.synthetic import Kernel, Row, wgmma_row
 
 FMA, TENSOR, COPY, BARRIER = OpClass.FMA, OpClass.TENSOR, OpClass.COPY, OpClass.BARRIER
@@ -62,6 +63,18 @@ def test_back_to_back_the_longer_of_arithmetic_and_smem(
         cycles.append(run(kernel, warpgroup(kernel, 0, steps, rows), hw=hw).cycles)
     assert cycles[1] - cycles[0] == 32 * interval
     assert cycles[0] == pytest.approx(16 * interval + hw.constants["wgmma_latency"], abs=8)
+
+
+def test_intervals_are_the_measured_ones(hw: Hardware) -> None:
+    """Every row of an H200, by the closed form and by the model of the SM."""
+    rows = wgmmas()
+    assert len(rows) > 300
+    for row in rows:
+        assert abs(row.residual) < (0.05 if row.warpgroups == 1 else 3.0), row
+        bits = 16 if row.format == "bf16" else 8
+        form = MmaForm(not row.a_in_smem, 1, bits)
+        arithmetic, smem, _ = hw.wgmma(64, row.n, 256 // bits, form)
+        assert max(arithmetic, smem) == row.model_cycles, row
 
 
 def test_two_warpgroups_share_the_tensor_core(hw: Hardware) -> None:
