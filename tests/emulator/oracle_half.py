@@ -305,6 +305,91 @@ def _scales() -> None:
         define(op, "b32", "b16 b16" if scaled else "b16", fixed, imm=())
 
 
+def _rounded() -> None:
+    """tf32, 16 bits without infinity, and stochastic rounding."""
+    tf32 = Format(19, 11, 0x3FFFF)
+
+    def nearest_away(x: int) -> int:
+        a = fp.decode(x, F32)
+        if a.kind != "finite":
+            return fp.convert(x, F32, tf32)
+        down, up = (fp.rounded(a.sign, a.mant, a.exp, False, tf32, m) for m in ("rz", "rn"))
+        size = a.mant * Fraction(2) ** a.exp
+        lower = fp.decode(down, tf32)
+        least = lower.mant * Fraction(2) ** lower.exp
+        step = fp.decode(down + 1, tf32)
+        if step.kind == "finite":
+            half = (least + step.mant * Fraction(2) ** step.exp) / 2
+            return down + 1 if size >= half else down
+        return up
+
+    def widened(x: int, limit: bool, relu: bool, mode: str) -> int:
+        a = fp.decode(x, F32)
+        if a.kind == "nan":
+            return 0x7FFFFFFF
+        if relu and a.sign:
+            return 0
+        out = nearest_away(x) if mode == "rna" else fp.convert(x, F32, tf32, mode)
+        if limit and out & 0x3FFFF == tf32.inf:
+            out -= 1
+        return out << 13
+
+    for mode, limit, relu in product(("rna", "rn", "rz"), ("", ".satfinite"), ("", ".relu")):
+        if mode == "rna" and relu:
+            continue
+        op = f"cvt.{mode}{limit}{relu}.tf32.f32"
+        f = lambda x, t=(bool(limit), bool(relu), mode): widened(x, *t)
+        define(op, "b32", "f32", f, imm=())
+
+    def finite(x: int, fmt: Format, mode: str, relu: bool) -> int:
+        a = fp.decode(x, F32)
+        if a.kind == "nan":
+            return fmt.nan
+        if relu and a.sign:
+            return 0
+        out = fp.convert(x, F32, fmt, mode)
+        return out - 1 if out & 0x7FFF == fmt.inf else out
+
+    for mode, (name, fmt), words in product(
+        ("rn", "rz"), _FORMATS.items(), (".satfinite", ".relu.satfinite", ".satfinite.relu")
+    ):
+        one = lambda x, t=(fmt, mode, "relu" in words): finite(x, *t)
+        define(f"cvt.{mode}{words}.{name}.f32", name, "f32", one, imm=())
+        both = lambda a, b, f=one: f(a) << 16 | f(b)
+        define(f"cvt.{mode}{words}.{name}x2.f32", f"{name}x2", "f32 f32", both, imm=())
+
+    def chance(x: int, r: int, fmt: Format, relu: bool) -> int:
+        a = fp.decode(x, F32)
+        if a.kind == "nan":
+            return fmt.nan
+        if relu and a.sign:
+            return 0
+        if a.kind == "inf":
+            return fmt.sign * a.sign | fmt.max_finite
+        size = a.mant * Fraction(2) ** a.exp
+        top = fp.decode(fmt.max_finite, fmt)
+        if size > top.mant * Fraction(2) ** top.exp:
+            return fmt.sign * a.sign | fmt.max_finite
+        below = fp.rounded(0, a.mant, a.exp, False, fmt, "rz")
+        low, high = fp.decode(below, fmt), fp.decode(below + 1, fmt)
+        least = low.mant * Fraction(2) ** low.exp
+        bits = 16 if fmt is BF16 else 13
+        step = high.mant * Fraction(2) ** high.exp - least if high.kind == "finite" else None
+        part = Fraction(r & (1 << bits) - 1, 1 << bits)
+        up = step is not None and size + part * step >= least + step
+        return below + up | fmt.sign * a.sign
+
+    for (name, fmt), relu in product(_FORMATS.items(), ("", ".relu")):
+        f = lambda x, r, t=(fmt, bool(relu)): chance(x, r, *t)
+        pair = lambda a, b, r, f=f: f(a, r >> 16) << 16 | f(b, r & 0xFFFF)
+        define(f"cvt.rs{relu}.satfinite.{name}x2.f32", f"{name}x2", "f32 f32 b32", pair, imm=())
+    for kind in "us":
+        op = f"cvt.rn.bf16.{kind}8"
+        text = f"{{{{ .reg .b8 t; mov.b16 {{{{t, _}}}}, {{s0}}; {op} {{d0}}, t; }}}}"
+        exact = lambda x, k=kind: fp.from_int(typed(x, k, 8), BF16, "rn")
+        define(op, "bf16", "b16", exact, text, imm=())
+
+
 for _fill in (
     _arithmetic,
     _selection,
@@ -314,5 +399,6 @@ for _fill in (
     _conversions,
     _narrow,
     _scales,
+    _rounded,
 ):
     _fill()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import permutations
 
 import numpy as np
 import pytest
 
+from kernels.emulator.findings import UnsupportedPTX
 from tests.emulator.cluster_harness import clean, code_of, every_way, launch, module
 
 M32, M64 = (1 << 32) - 1, (1 << 64) - 1
@@ -67,7 +69,7 @@ mul.lo.u32 %x1, %i, {nb}; add.u32 %x1, %x1, %base;
     return text
 
 
-@pytest.mark.parametrize("space", ["global", "shared", "generic", "shared::cluster", "shared.cta"])
+@pytest.mark.parametrize("space", ["global", "shared", "generic", "shared::cluster"])
 @pytest.mark.parametrize(
     "op,kind,returns",
     [
@@ -196,3 +198,25 @@ def test_warps_may_add_together_but_must_meet_before_they_read(way: dict) -> Non
     assert (out == 128).all()
     ran = launch(module("out", COUNT.format(barrier=""), shared=64), [out], threads=128, **way)
     assert code_of(ran) == "smem_race"
+
+
+@pytest.mark.parametrize("words", list(permutations(("acq_rel", "gpu", "global"))))
+def test_modifiers_in_any_order(words: tuple[str, ...]) -> None:
+    """ptxas takes semantics, scope and state space in any order, before the operation or behind."""
+    for split in range(4):
+        before, behind = ("".join(f".{w}" for w in part) for part in (words[:split], words[split:]))
+        for op, result in (("atom", "%x0, "), ("red", "")):
+            text = f"""
+.reg .b32 %x0; .reg .b64 %m;
+ld.param.b64 %m, [memory];
+{op}{before}.add{behind}.u32 {result}[%m], 3;
+"""
+            memory = np.zeros(1, np.uint32)
+            clean(launch(module("memory", text), [memory]))
+            assert memory[0] == 96
+
+
+def test_a_modifier_stands_once() -> None:
+    text = ".reg .b64 %m; ld.param.b64 %m, [memory]; red.gpu.add.cta.u32 [%m], 3;"
+    with pytest.raises(UnsupportedPTX, match="twice"):
+        launch(module("memory", text), [np.zeros(1, np.uint32)])

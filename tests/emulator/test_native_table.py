@@ -92,7 +92,7 @@ def test_refused_opcodes() -> None:
         "setp.lt.b32", "setp.eq.f16x4", "selp.pred", "selp.f16", "mov.f16", "mov.b8",
         "ex2.approx.ftz.f16", "ex2.approx.bf16x2", "add.sat.bf16", "fma.rn.sat.relu.f16",
         "cvt.rn.e4m3x2.f32", "rsqrt.rn.f32", "min.NaN.s32", "max.xorsign.f32", "cvt.f32.s32",
-        "cvt.rn.s32.f32", "cvt.sat.u32.u16", "cvt.rn.satfinite.bf16x2.f32", "lop3.or.b32",
+        "cvt.rn.s32.f32", "cvt.sat.u32.u16", "cvt.rs.bf16x2.f32", "lop3.or.b32",
         "prmt.b32.f4e", "bfe.b32", "popc.b16", "tanh.approx.ftz.f32", "cvta.shared.u64",
         "add.rn.f32 ", "add.rn.f32.", "add.rn.f32x", "xadd.rn.f32", "ADD.S32",
     ],

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kernels.emulator.engines.tmem_copy import COPIES
+from kernels.emulator.findings import UnsupportedPTX
 from tests.emulator.cluster_harness import WAYS, clean, code_of, every_way, launch, module
 from tests.emulator.test_mma_forms import (
     META,
@@ -298,8 +299,11 @@ def test_weight_stationary() -> None:
     {moved("dd1", str(smem_desc(BASE + 1024, 128, 256, 1)))}
     mov.b32 %x2, {plain_idesc(32, 256, "f16", "f16")};
     tcgen05.mma.ws.cta_group::1.kind::f16.collector::b2::fill [%tm], %dd0, %dd1, %x2, %no;
-    tcgen05.mma.ws.cta_group::1.kind::f16.collector::b2::lastuse [%tm], %dd0, %dd1, %x2, %yes, 0;
+    tcgen05.mma.ws.cta_group::1.kind::f16.collector::b2::lastuse [%tm], %dd0, %dd1, %x2, %yes, %dd2;
     """
+    with pytest.raises(UnsupportedPTX, match="zero-column"):
+        run(core.replace("mov.b32 %x2", f"{moved('dd2', str(1 << 39))} mov.b32 %x2"), data)
+    core = core.replace("mov.b32 %x2", f"{moved('dd2', '0')} mov.b32 %x2")
     ran, out = run(core, data)
     clean(ran)
     want = 2 * (of_a @ of_b.T).reshape(32, 4, 64).transpose(1, 0, 2).reshape(128, 64)

@@ -24,14 +24,28 @@ from .table import LANES, SHARED_GENERIC_BASE, Binding, Handler, machine
 if TYPE_CHECKING:
     from ..state import Cta, Warp
 
-_SEM = r"(?:\.(?:relaxed|acquire|release|acq_rel))?(?:\.(?:cta|cluster|gpu|sys))?"
-_ORDERS = ("acquire", "release", "acq_rel")
-_SPACE = r"(?:\.(?P<space>global|shared(?:::cta|::cluster|\.cta)?))?"
+_SEMANTICS = ("relaxed", "acquire", "release", "acq_rel")
+_SPACES = ("global", "shared", "shared::cta", "shared::cluster")
+# ptxas takes them in any order, and CuTe DSL gives the space first.
+_ANY_ORDER = rf"(?:\.(?:{'|'.join((*_SEMANTICS, *SCOPES, *_SPACES))}))*"
 _TYPE = r"(?P<type>[busf](?:8|16|32|64|128)|bf16|f16x2|bf16x2)"
 
 
+def _modifiers(b: Binding) -> tuple[str, str]:
+    """The state space (empty: generic), and how strong the access is: ".acquire.gpu"; nothing for a
+    relaxed one of the default scope."""
+    found = [
+        [m for m in b.ins.mods[1:] if m in known] for known in (_SPACES, _SEMANTICS, tuple(SCOPES))
+    ]
+    if any(len(words) > 1 for words in found):
+        raise b.unsupported("a modifier stands twice")
+    space, semantics, scope = ("".join(words) for words in found)
+    kept = [m for m in (semantics, scope) if m and m != "relaxed"]
+    return space, "".join(f".{m}" for m in kept)
+
+
 @machine(
-    rf"(?P<kind>atom|red){_SEM}{_SPACE}\.(?P<op>and|or|xor|cas|exch|add|inc|dec|min|max)"
+    rf"(?P<kind>atom|red){_ANY_ORDER}\.(?P<op>and|or|xor|cas|exch|add|inc|dec|min|max){_ANY_ORDER}"
     rf"(?P<noftz>\.noftz)?(?:\.L2::cache_hint)?(?:\.(?P<vec>v2|v4|v8))?\.{_TYPE}"
 )
 def atomic(b: Binding) -> Handler:
@@ -45,10 +59,9 @@ def atomic(b: Binding) -> Handler:
     nbytes = _width(kind)
     sources = [_readers(b, x, nbytes, count) for x in operands[1 : 3 if op == "cas" else 2]]
     writers = _writers(b, target, nbytes, count, kind) if target is not None else []
-    space = b.match["space"] or ""
+    space, order = _modifiers(b)
     apply = _update(op, kind, space)
     total = count * nbytes
-    order = "".join(f".{m}" for m in b.ins.mods if m in _ORDERS or m in SCOPES)
 
     def run(w: Warp, mask: int) -> None:
         lanes = LANES[mask]
@@ -81,7 +94,7 @@ def _check_form(b: Binding, op: str, kind: str, returns: bool) -> None:
     }[op]
     if not good or (b.match["noftz"] is not None) != (halves and op in ("add", "min", "max")):
         raise b.unsupported("no such combination of operation and type")
-    if b.match["vec"] is not None and (b.match["space"] or "global") != "global":
+    if b.match["vec"] is not None and _modifiers(b)[0] not in ("", "global"):
         raise b.unsupported("vector atomics are for global memory")
 
 

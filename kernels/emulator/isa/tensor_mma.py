@@ -17,7 +17,7 @@ from ..memory.tensor import COLUMNS
 from ..ptx.ast import Imm, Mem, Vec
 from ..schedule import AsyncOp
 from .pair import group_of
-from .table import LANES, Binding, Handler, machine
+from .table import LANES, Binding, Handler, Wait, machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,14 +169,17 @@ def mma_weight_stationary(b: Binding) -> Handler:
     """The collector buffers keep B, and M may be 32; the numbers are those of any other MMA."""
     form = forms.Form(b.match[2], 1, 0, b.match[1] is not None, True)
     ops = list(b.ins.operands)
-    count = 5 + form.sparse
-    if len(ops) == count + 1:
-        mask = ops.pop()
-        if not isinstance(mask, Imm) or mask.value:
-            raise b.unsupported("zero-column masks are not modelled")
+    mask = b.scalar(ops.pop()) if len(ops) == 6 + form.sparse else None
     enable = ops.pop()
     read = _readers(b, form, ops, enable)
-    return _issue(b, form, isinstance(ops[1], Mem), b.predicate(enable), read, None, 0)
+    issue = _issue(b, form, isinstance(ops[1], Mem), b.predicate(enable), read, None, 0)
+
+    def run(w: Warp, lanes: int) -> Wait | None:
+        if mask is not None and any(mask(w, lane) for lane in map(int, LANES[lanes])):
+            raise b.unsupported("zero-column masks other than 0")
+        return issue(w, lanes)
+
+    return run
 
 
 Read = dict[str, "Callable[[Warp, int], int]"]

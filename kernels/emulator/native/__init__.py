@@ -8,6 +8,7 @@ from . import (  # noqa: F401  (they fill the table)
     half,
     integer,
     narrow,
+    rounded,
 )
 from .builder import BlockBuilder, Places
 from .collective import find_collective, source_lanes

@@ -36,6 +36,8 @@ def _resize(b: BlockBuilder, value: str, width: int, to: int, sign: str) -> str:
 def _narrow_source(b: BlockBuilder, x: Operand, bits: str) -> str:
     """A source of ``bits``: the low part of its register (PTX ISA 9.1 section 9.4.1)."""
     width = _register_bits(x, bits)
+    if width == "8" == bits:
+        return _resize(b, b.i8(x), 16, 8, "u")
     if width not in ("16", "32", "64") or int(width) < int(bits):
         raise b.unsupported(f"a source of {bits} bits in {x}")
     return _resize(b, get(b, width, x), int(width), int(bits), "u")
@@ -44,6 +46,9 @@ def _narrow_source(b: BlockBuilder, x: Operand, bits: str) -> str:
 def _put_extended(b: BlockBuilder, d: Operand, value: str, bits: str, sign: str) -> None:
     """A result of ``bits`` fills its register: sign-extended if signed, else with zeros."""
     width = _register_bits(d, bits)
+    if width == "8" == bits:
+        b.set_i8(d, _resize(b, value, 8, 16, "u"))
+        return
     if width not in ("16", "32", "64") or int(width) < int(bits):
         raise b.unsupported(f"a result of {bits} bits in {d}")
     put(b, width, d, _resize(b, value, int(bits), int(width), sign))
@@ -112,7 +117,7 @@ def _exact_width(b: BlockBuilder, op: Operand, bits: str) -> None:
 
 
 @native(r"cvt\.rn\.(f16)\.([us])(8|16|32|64)")
-@native(r"cvt\.rn\.(bf16)\.([us])(16|32|64)")
+@native(r"cvt\.rn\.(bf16)\.([us])(8|16|32|64)")
 def int_to_16(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
     d, x = ins.operands
     fmt, sign, bits = m.groups()

@@ -78,6 +78,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
     (rf"mov\.(?P<t>{_BITS}|b128)",
      "=t &t | =t {half*2} | =t {quarter*4} | ={half*2} t | ={quarter*4} t"),
     (rf"mov\.{_T}", "=t &t"),
+    (rf"cvt\.rs{_MODS}\.(?P<t>b?f16x2)\.f32", "=t f32 f32 b32"),
     (rf"cvt{_MODS}\.(?P<t>f16x2)\.f32", "=~t ~f32 ~f32"),
     (rf"cvt{_MODS}\.(?P<t>bf16x2|e4m3x2|e5m2x2|ue8m0x2|e2m1x2|e2m3x2|e3m2x2)\.f32",
      "=t f32 f32"),

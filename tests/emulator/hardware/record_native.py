@@ -24,6 +24,13 @@ SEED, LANES, BATCH = 20261130, 512, 16
 HEADER = ".version 9.0\n.target sm_90\n.address_size 64\n"
 
 
+# sm_90 has these, and no GPU has been asked about them yet; who records again deletes the pattern.
+WAITING = re.compile(
+    r"cvt\..*satfinite.*\.b?f16(x2)?\.f32|cvt\.\w+(\.relu)?(\.satfinite)?\.tf32\.f32|"
+    r"cvt\.rn\.bf16\.[us]8"
+)
+
+
 # --- where the project is ------------------------------------------------------------------------
 
 
@@ -37,7 +44,11 @@ def batches() -> list[dict[str, Any]]:
     from tests.emulator.samples import rows
     from tests.emulator.test_native_oracle import _DTYPES, _batches, find, width
 
-    specs = [s for s in oracle.all_specs() if find(s.op) and not came_with_sm_100(s)]
+    specs = [
+        s
+        for s in oracle.all_specs()
+        if find(s.op) and not came_with_sm_100(s) and not WAITING.fullmatch(s.op)
+    ]
     out = []
     for group in _batches(specs, BATCH):
         table = rows(group[0].src, LANES, random.Random(SEED), group[0].values)
@@ -51,13 +62,14 @@ def batches() -> list[dict[str, Any]]:
 
 def came_with_sm_100(spec: Any) -> bool:
     """Packed float32, three-input minima, float32 with 16-bit operands, bfloat16 to 8 bits, types
-    of 6 and 4 bits, scale factors and fixed point."""
+    of 6 and 4 bits, scale factors and fixed point, stochastic rounding, finite tf32."""
     return (
         "f32x2" in spec.src
         or (spec.op[:4] in ("min.", "max.") and spec.src == ("f32",) * 3)
         or re.fullmatch(r"(add|sub|fma)\..*f32\.b?f16", spec.op) is not None
         or re.fullmatch(r"cvt\..*e[45]m[32]x2\.bf16x2", spec.op) is not None
         or re.fullmatch(r"cvt\..*(e2m3|e3m2|e2m1|ue8m0|s2f6)x2.*", spec.op) is not None
+        or re.fullmatch(r"cvt\.(rs|r[nz]\.satfinite(\.relu)?\.tf32).*", spec.op) is not None
     )
 
 
