@@ -274,6 +274,7 @@ def predict(
         if problem.visible is not None:
             raise RooflineError("visible: the kernels know dense and causal masks only")
         work = workload(kernel, gpu, dtype, head_dim, problem.causal, options)
+    clock_ghz(gpu, clock, 0.0)  # refused before the work begins
     hw = hardware(gpu)
     limits = work.limits(gpu, problem)
     found, replayed = _evidence(gpu, work, stand_ins(work, problem))

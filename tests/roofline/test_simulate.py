@@ -12,6 +12,7 @@ import pytest
 from roofline.cli import main
 from roofline.cycles.predict import predict
 from roofline.problem import Problem
+from tests.roofline.measured import rows as measured_rows
 from tests.roofline.published import PEER, mean_error, rows, worst_error
 from tests.roofline.synthetic import Kernel
 
@@ -112,7 +113,11 @@ def test_timeline_and_records(command, tmp_path: Path) -> None:  # type: ignore[
     ("argv", "message"),
     [
         (["--gpu", "b100"], "gpu 'b100' is unknown"),
-        (["--gpu", "h200"], "gpu h200: the cycle model has no wgmma yet"),
+        (["--gpu", "h200"], "kernel fa4: gpu 'h200' is sm_90a"),
+        (["--gemm", "4096x4096"], "gemm '4096x4096': must look like"),
+        (["--gemm", "64x0x64"], "n 0: must be a positive integer"),
+        (["--gemm", "64x64x64"], "kernel fa4: "),
+        (["--clock", "fast"], "clock 'fast': must be burst, sustained or GHz"),
         (["--seqlen", "0"], "seqlen 0: must be a positive integer"),
         (["--kernel", "nope"], "kernel 'nope': must be fa4, or MODULE:FUNCTION"),
         (["--kernel", "json:nope"], "kernel 'json:nope': cannot be imported"),
@@ -146,6 +151,20 @@ def test_every_constant_is_listed_with_its_source(command) -> None:  # type: ign
     status, out, _ = command("simulate", "--assumptions")
     assert status == 0
     assert "tma_latency" in out and "tests/roofline/hardware/latencies.cu" in out
+    status, hopper, _ = command("simulate", "--assumptions", "--gpu", "h100")
+    assert status == 0
+    assert "wgmma_latency" in hopper and "wgmma_latency" not in out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("flash_attn") is None, reason="flash-attn-4 is not installed")
+def test_flash_attention_4_against_an_h200() -> None:
+    """Rows that calibrated nothing, at the clock that the model predicts; the aim is 6 and 12."""
+    found = [row for row in measured_rows("burst", ("flash_attn_4",)) if row.used == "check"]
+    errors = [abs(row.error) for row in found]
+    assert len(found) == 15
+    assert sum(errors) / len(errors) <= 0.06
+    assert max(errors) <= 0.12
 
 
 @pytest.mark.slow
