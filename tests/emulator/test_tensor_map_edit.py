@@ -136,9 +136,18 @@ def test_tma_through_a_map_that_was_changed(edit: str, way: dict) -> None:
 def test_what_a_map_needs() -> None:
     for bad, rule in (
         ("@%one tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%base+64], 1, 4;", None),
-        ("@%one tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%base], %x0, 4;", "imm"),
-        ("@%one tensormap.replace.tile.elemtype.shared::cta.b1024.b32 [%base], %x0;", "imm"),
-        ("@%one tensormap.replace.tile.global_address.shared::cta.b1024.b32 [%base], %x0;", "b64"),
+        (
+            "@%one tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%base], %x0, 4;",
+            "operand 2|imm",
+        ),
+        (
+            "@%one tensormap.replace.tile.elemtype.shared::cta.b1024.b32 [%base], %x0;",
+            "operand 2|imm",
+        ),
+        (
+            "@%one tensormap.replace.tile.global_address.shared::cta.b1024.b32 [%base], %x0;",
+            "b64|operand 2|ptx",
+        ),
     ):
         if rule is None:
             assert code_of(run(SHARED + bad)[0]) == "tensormap_misaligned"

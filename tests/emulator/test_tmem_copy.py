@@ -94,7 +94,7 @@ def run(core: str, data: np.ndarray, ctas: int = 1, drop: str = "", **way) -> tu
     lines = body(core, data.nbytes // ctas, ctas).splitlines()
     text = "\n".join(line for line in lines if not drop or drop not in line)
     ran = launch(
-        module("data out", text, shared=100 * 1024, target="sm_103a"), [data, out], threads=128,
+        module("data out", text, shared=100 * 1024), [data, out], threads=128,
         grid=ctas, cluster=ctas, **way,
     )  # fmt: skip
     return ran, out
