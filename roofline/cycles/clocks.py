@@ -2,13 +2,16 @@
 
     clock = base - slope * (share of the time in which the tensor core works)
 
-at most the GPU's highest clock, for two cases: *burst*, launches of a millisecond or two on a card
-that idled, and *sustained*, launches without end. base and slope come from cuBLAS products
-(cycle_model_sm_90.toml), not from the kernels that are predicted. GPUs without these numbers run at
-the clock of their entry.
+at most the GPU's highest clock, for two cases: *burst*, a launch on a card that idled, and
+*sustained*, launches without end. A burst's clock falls to the sustained one with the time constant
+`burst_time`, so that a launch of many milliseconds has the mean of its own duration. The numbers
+come from cuBLAS products mostly (cycle_model_sm_90.toml), none from attention. GPUs without them
+run at the clock of their entry.
 """
 
 from __future__ import annotations
+
+import math
 
 from roofline.cycles.hardware import latencies
 from roofline.errors import RooflineError
@@ -17,8 +20,9 @@ from roofline.gpus import Gpu
 CASES = ("burst", "sustained")
 
 
-def clock_ghz(gpu: Gpu, case: str, tensor_share: float) -> float:
-    """GHz of the SMs. case: one of `CASES`, or a number of GHz. tensor_share: 0 to 1."""
+def clock_ghz(gpu: Gpu, case: str, tensor_share: float, cycles: float = 0.0) -> float:
+    """GHz of the SMs. case: one of `CASES`, or a number of GHz. tensor_share: 0 to 1, of a launch
+    of so many cycles."""
     if case not in CASES:
         try:
             value = float(case)
@@ -28,7 +32,16 @@ def clock_ghz(gpu: Gpu, case: str, tensor_share: float) -> float:
             raise RooflineError(f"clock {case!r}: must be {', '.join(CASES)} or GHz")
         return value
     constants = latencies(gpu.arch_number)
-    if f"{case}_clock_base" not in constants:
+    if "burst_time" not in constants:
         return float(gpu["clock"].value)
-    base, slope = (float(constants[f"{case}_clock_{part}"].value) for part in ("base", "slope"))
-    return min(float(gpu["clock_max"].value), base - slope * tensor_share)
+
+    def line(name: str) -> float:
+        base, slope = (float(constants[f"{name}_clock_{x}"].value) for x in ("base", "slope"))
+        return min(float(gpu["clock_max"].value), base - slope * tensor_share)
+
+    clock = line(case)
+    duration = cycles / (clock * 1e6) / float(constants["burst_time"].value)
+    if case == "burst" and duration > 0:
+        rest = line("sustained")
+        clock = rest + (clock - rest) * -math.expm1(-duration) / duration
+    return clock

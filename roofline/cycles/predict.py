@@ -296,7 +296,7 @@ def predict(
         unit_gains(found, hw) if gains else {},
         sum(_thread_instructions(p) for p in found),
         time.perf_counter() - began,
-        clock_ghz(gpu, clock, share),
+        clock_ghz(gpu, clock, share, filled.cycles),
         share,
         found[-1].records,
         spans,

@@ -99,6 +99,10 @@ def test_a_clock_is_a_case_or_a_number() -> None:
     h200, b200 = find_gpu("h200"), find_gpu("b200")
     assert clock_ghz(h200, "burst", 0.0) == float(h200["clock_max"].value)
     assert clock_ghz(h200, "sustained", 0.9) < clock_ghz(h200, "burst", 0.9) < 1.7
+    short, long, endless = (clock_ghz(h200, "burst", 0.9, c) for c in (1e3, 1.6e7, 1e12))
+    assert short == pytest.approx(clock_ghz(h200, "burst", 0.9), rel=1e-4)
+    assert endless == pytest.approx(clock_ghz(h200, "sustained", 0.9), rel=1e-4)
+    assert endless < long < short
     assert clock_ghz(b200, "sustained", 0.9) == float(b200["clock"].value)
     assert clock_ghz(b200, "1.5", 0.9) == 1.5
     with pytest.raises(RooflineError, match="clock 'fast'"):
