@@ -42,8 +42,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def summary(reports: Sequence[Report]) -> str:
-    """What ran, and the findings of each call that has some."""
+def summary(reports: Sequence[Report], complete: bool = True) -> str:
+    """What ran, and the findings of each call that has some. complete: the last call is among them,
+    and was not broken off."""
     instructions = sum(report.thread_instructions for report in reports)
     seconds = sum(report.seconds for report in reports)
     calls = count(len(reports), "emulated call")
@@ -53,7 +54,7 @@ def summary(reports: Sequence[Report]) -> str:
         if report.findings:
             lines.append(f"call {index}, {report.function}: {finding_lines(report.findings)[0]}")
             lines += [f"  {line}" for line in finding_lines(report.findings)[1:]]
-    if all(report.ok for report in reports):
+    if complete and all(report.ok for report in reports):
         lines.append("no findings")
     return "\n".join(lines)
 
@@ -66,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     sys.argv = [str(options.script), *options.arguments]
     sys.path.insert(0, str(options.script.resolve().parent))
-    status = 0
+    status, complete = 0, True
     with stand_in(
         options.gpu,
         keep_going=options.keep_going,
@@ -84,12 +85,15 @@ def main(argv: Sequence[str]) -> int:
             pass  # in the reports
         except (UnsupportedPTX, UnsupportedLaunch) as refusal:
             print(f"not modelled: {refusal}", file=sys.stderr)
-            status = 1
+            status, complete = 1, False
+        except KeyboardInterrupt:
+            print("interrupted: what the script computes is partial", file=sys.stderr)
+            status, complete = 130, False  # 128 + SIGINT, as shells have it
         except SystemExit as end:
             if end.code is not None and not isinstance(end.code, int):
                 print(end.code, file=sys.stderr)
                 status = 1
             else:
                 status = end.code or 0
-    print(summary(gpu.reports), file=sys.stderr)
+    print(summary(gpu.reports, complete), file=sys.stderr)
     return status if gpu.ok else 1

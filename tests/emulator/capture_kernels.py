@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
+from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import cpasync
 
 THREADS = 64
@@ -201,3 +202,17 @@ def through_shared_kernel(x: cute.Tensor, out: cute.Tensor, used: cutlass.Conste
 @cute.jit
 def through_shared(x: cute.Tensor, out: cute.Tensor, used: cutlass.Constexpr[bool]):
     through_shared_kernel(x, out, used).launch(grid=(1, 1, 1), block=(64, 1, 1))
+
+
+@cute.kernel
+def breakpoint_kernel(out: cute.Tensor):
+    llvm.inline_asm(
+        None, [], "brkpt;", "", has_side_effects=True, asm_dialect=llvm.AsmDialect.AD_ATT
+    )
+    out[0] = 1.0
+
+
+@cute.jit
+def breaks(out: cute.Tensor):
+    """With an instruction that the emulator does not model."""
+    breakpoint_kernel(out).launch(grid=(1, 1, 1), block=(32, 1, 1))

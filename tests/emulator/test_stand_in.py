@@ -311,7 +311,22 @@ def test_a_scripts_own_exit_status_and_errors_come_through(command, tmp_path, ca
     script.write_text("1 / 0")
     with pytest.raises(ZeroDivisionError):
         command(script)
+    script.write_text("raise KeyboardInterrupt")
+    assert command(script) == 130 and "interrupted" in capsys.readouterr().err
     assert command(tmp_path / "nowhere.py") == 2
+
+
+def test_what_is_not_modelled_is_named_with_its_line(command, tmp_path, capsys):
+    script = tmp_path / "breaks.py"
+    script.write_text(
+        "import torch\n"
+        "from cutlass.cute.runtime import from_dlpack\n"
+        "from tests.emulator import capture_kernels as k\n"
+        "k.breaks(from_dlpack(torch.zeros(4, device='cuda')).mark_layout_dynamic())\n"
+    )
+    assert command(script) == 1
+    assert "not modelled" in (said := capsys.readouterr().err) and "capture_kernels.py:" in said
+    assert "no findings" not in said
 
 
 # --- emulate, with tensors and pointers of the caller's -----------------------------------------
