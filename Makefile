@@ -5,6 +5,7 @@
 #   make lint type   ruff and mypy
 #   make bench       print every figure that README names
 #   make mutate      break every synchronisation of our kernels in turn: the emulator must notice
+#   make test-hw     on a machine with a Hopper GPU: the emulator against it, instruction by instruction
 #
 # PYTHON  the interpreter .venv is made with
 # JOBS    worker processes of the tests (auto: one a core, 8 at most)
@@ -15,7 +16,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-fast test-exhaustive test-peers lint format type mutate fuzz-ptx cuda-ptx bench clean FORCE
+.PHONY: help install demo test test-fast test-exhaustive test-peers test-hw lint format type mutate fuzz-ptx cuda-ptx bench clean FORCE
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -30,7 +31,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO_INPUT := fa4/demo/smollm2_layer14.safetensors
 
 help:
-	@sed -n '3,7s/^# *//p' Makefile
+	@sed -n '3,8s/^# *//p' Makefile
 
 # The torch that was asked for is kept in a file that changes only when the request does.
 $(VENV)/torch.request: FORCE
@@ -82,6 +83,11 @@ MUTATED := gemm forward_dense forward_causal
 mutate: $(VENV)/.installed
 	for name in $(MUTATED); do \
 	  $(BIN)/python -m kernels.emulator mutate tests.emulator.mutation_targets:$$name; done
+
+# What is recorded of a Hopper GPU, anew on this machine's, and the emulator held against it. Says so
+# and does nothing where there is none.
+test-hw: $(VENV)/.installed
+	$(BIN)/python -m tests.emulator.hardware.check
 
 # Fresh mutants of valid PTX, judged by the emulator's front end and by ptxas, which must be of CUDA
 # 13.4 or newer (python -m pip install nvidia-cuda-nvcc has it): make fuzz-ptx PTXAS=.../ptxas

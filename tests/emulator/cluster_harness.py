@@ -15,7 +15,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from kernels.emulator.machine import LaunchResult, run_launch
 from kernels.emulator.memory import GlobalMemory
 from kernels.emulator.schedule import POLICIES, VISIBILITIES, Options
 from kernels.emulator.tensormap import TensorMap
+from tests.emulator.hardware import goldens
 
 WAYS = [{"schedule": s, "visibility": v} for s, v in product(POLICIES, VISIBILITIES)]
 HEADER = ".version 9.1\n.target {target}\n.address_size 64\n"
@@ -50,9 +50,7 @@ def module(params: str, body: str, *, shared: int = 0, target: str = "sm_100a") 
 
 # -- what hardware gave ----------------------------------------------------------------------------
 
-RECORDED: dict[str, Any] = json.loads(
-    (Path(__file__).parent / "hardware" / "isa_sm90.json").read_text()
-)
+RECORDED: dict[str, Any] = goldens.load("isa_sm90.json")
 recording: list[dict[str, Any]] | None = None  # `record_isa` collects launches here
 
 

@@ -18,6 +18,7 @@ from kernels.emulator.gpus import GPUS
 from kernels.emulator.host_runtime import Launch
 from kernels.emulator.machine import LaunchResult, run_launch
 from kernels.emulator.memory import GlobalMemory
+from tests.emulator import cluster_harness
 
 FOLDER = Path(__file__).parent / "cuda"
 SEED = 20261130
@@ -41,6 +42,10 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.file}-{self.entry}"
+
+    @property
+    def on_sm90(self) -> bool:
+        return "h100" in self.gpus
 
     @property
     def ptx(self) -> str:
@@ -67,6 +72,26 @@ def run(case: Case, gpu: str, **options: Any) -> tuple[dict[str, Any], LaunchRes
     shape = (case.grid, 1, 1), (case.block, 1, 1)
     launch = Launch(case.entry, *shape, smem_bytes=case.smem_bytes, params=tuple(params))
     return given, run_launch(case.ptx, launch, GPUS[gpu], memory, **options)
+
+
+def given(case: Case, values: dict[str, Any]) -> dict[str, Any]:
+    """The launch as data that name it (`cluster_harness.work`)."""
+    arrays = [value for value in values.values() if isinstance(value, np.ndarray)]
+    params = [
+        value if isinstance(value, np.ndarray) else int(value).to_bytes(4, "little", signed=True)
+        for value in values.values()
+    ]
+    shape = case.block, case.grid, 1, case.smem_bytes
+    return {**cluster_harness.work(case.ptx, params, arrays, *shape), "entry": case.entry}
+
+
+def item(case: Case) -> dict[str, Any]:
+    """The launch for `record_isa`, with the emulator's results."""
+    named = given(case, case.inputs())
+    after, _ = run(case, "h100")
+    arrays = [value for value in after.values() if isinstance(value, np.ndarray)]
+    emulated = [value.tobytes().hex() for value in arrays]
+    return {**named, "name": cluster_harness.digest(named), "emulated": emulated}
 
 
 # -- references ------------------------------------------------------------------------------------

@@ -151,7 +151,8 @@ def test_ptx_that_is_modelled(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_ptx_that_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "k.ptx"
-    file.write_text(HEADER + ENTRY.format("mov.b32 %r1, 3;\nfrob.s32 %r2, %r1;\nwobble.q7 %r2, %r1;"))
+    unknown = "frob.s32 %r2, %r1;\nwobble.q7 %r2, %r1;"
+    file.write_text(HEADER + ENTRY.format(f"mov.b32 %r1, 3;\n{unknown}"))
     assert main(["coverage", "--ptx", str(file)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[:4] == [

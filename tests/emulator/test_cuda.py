@@ -8,6 +8,8 @@ import pytest
 from kernels.emulator.coverage import unmodelled
 from kernels.emulator.findings import UnsupportedPTX
 from kernels.emulator.ptx import parse
+from tests.emulator import cuda_kernels
+from tests.emulator.cluster_harness import RECORDED, outcome
 from tests.emulator.cuda_kernels import CASES, FOLDER, Case, run
 
 FILES = sorted(path.stem for path in FOLDER.glob("*.ptx"))
@@ -45,6 +47,17 @@ def test_results(case: Case, gpu: str) -> None:
             np.testing.assert_allclose(after[name], expected, rtol=case.close[name], atol=1e-6)
         else:
             np.testing.assert_array_equal(after[name], expected, err_msg=name)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.on_sm90], ids=str)
+def test_an_h200_gives_the_same(case: Case) -> None:
+    """Bit for bit, but for approximations and sums whose order is the tensor core's."""
+    item = cuda_kernels.item(case)
+    want = RECORDED["launches"].get(item["name"])
+    if want is None:
+        assert case.close and item["name"] in RECORDED["open"], "record again (record_isa.py)"
+    else:
+        assert want == outcome([bytes.fromhex(array) for array in item["emulated"]])
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,15 @@ silicon is from the true value; the emulator is within 0.51 ulp of it.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from .hardware import goldens
 from .hardware import record_native as record
 from .test_native_oracle import _run
 
-RECORDED: dict[str, Any] = json.loads(
-    (Path(__file__).parent / "hardware" / "native_sm90.json").read_text()
-)
+RECORDED: dict[str, Any] = goldens.load("native_sm90.json")
 
 
 def test_the_operands_are_those_recorded() -> None:

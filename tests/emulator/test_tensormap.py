@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import struct
-from pathlib import Path
 
 import pytest
 
 from kernels.emulator.findings import EmulatorFault, UnsupportedPTX
 from kernels.emulator.tensormap import TensorMap
+from tests.emulator.hardware import goldens
 
 ADDRESS = 0x7F0000000000
-DRIVER = json.loads((Path(__file__).parent / "hardware" / "tma_sm90.json").read_text())
+DRIVER = goldens.load("tma_sm90.json")
 # By CUtensorMapDataType of cuda.h.
 CUDA_TYPES = [
     "uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64",

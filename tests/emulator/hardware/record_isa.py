@@ -4,11 +4,13 @@
     python record_isa.py run BUNDLE ANSWERS                        on a Hopper GPU
     python -m tests.emulator.hardware.record_isa keep ANSWERS .../isa_sm90.json
 
-``make`` runs the tests below once and keeps every launch without a finding that sm_90 can run, with
-its memory before and after; ``run`` has the driver compile and execute them and needs nothing else;
-``keep`` writes a hash of the memory after each, from then on `cluster_harness.launch` compares, and
-the results themselves of launches that only measure a distance. Launches that differ are listed by
-``run``: only those that the ISA leaves open may (lanes whose atomics collide, in their old values).
+``make`` runs the tests below once and keeps every launch without a finding that sm_90 can run, and
+our CUDA kernels, with memory before and after; ``run`` has the driver compile and execute them and
+needs nothing else; ``keep`` writes a hash of the memory after each, from then on
+`cluster_harness.launch` compares, and the results themselves of launches that only measure a
+distance. Launches that differ are listed by ``run``, their names kept as "open": only those may that
+the ISA leaves open (old values of lanes whose atomics collide, approximations, the tensor core's
+sums).
 """
 
 from __future__ import annotations
@@ -34,12 +36,13 @@ def make(path: str) -> None:
     """The tests' clean launches. Late visibility and other schedules give the same launches."""
     import pytest
 
-    from tests.emulator import cluster_harness
+    from tests.emulator import cluster_harness, cuda_kernels
 
     cluster_harness.recording = []
     code = pytest.main(["-q", "-p", "no:cacheprovider", *(f"tests/emulator/{t}" for t in TESTS)])
     if code:
         raise SystemExit(f"the tests must pass first ({code})")
+    cluster_harness.recording += [cuda_kernels.item(c) for c in cuda_kernels.CASES if c.on_sm90]
     unique = {item["name"]: item for item in cluster_harness.recording}
     kept = [i for i in unique.values() if not any(word in i["text"] for word in NOT_SM90)]
     with open(path, "w") as file:
@@ -52,7 +55,10 @@ def keep(answers: str, path: str) -> None:
         got = json.load(file)
     with open(path, "w") as file:
         json.dump(
-            {k: got[k] for k in ("gpu", "driver", "launches", "measured")},
+            {
+                **{k: got[k] for k in ("gpu", "driver", "launches", "measured")},
+                "open": sorted(item["name"] for item in got["differ"]),
+            },
             file,
             indent=0,
             sort_keys=True,
@@ -91,7 +97,7 @@ class Gpu:
         if code:
             raise RuntimeError(f"{name}: CUDA error {code}")
 
-    def load(self, text: str) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+    def load(self, text: str, entry: str) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         log = ctypes.create_string_buffer(8192)
         options = (ctypes.c_int * 2)(5, 6)  # CU_JIT_ERROR_LOG_BUFFER and its size
@@ -100,12 +106,12 @@ class Gpu:
         code = self.cuda.cuModuleLoadDataEx(ctypes.byref(module), image, 2, options, values)
         if code:
             raise RuntimeError(f"load: CUDA error {code}: {log.value.decode()[:400]}")
-        self.call("cuModuleGetFunction", ctypes.byref(function), module, b"k")
+        self.call("cuModuleGetFunction", ctypes.byref(function), module, entry.encode())
         return module, function
 
     def run(self, item: dict[str, Any]) -> list[bytes]:
         """Memory after the launch, array by array."""
-        module, function = self.load(native_text(item))
+        module, function = self.load(native_text(item), item.get("entry", "k"))
         buffers, pointers = [bytes.fromhex(a) for a in item["arrays"]], []
         for data in buffers:
             pointer = ctypes.c_uint64()
