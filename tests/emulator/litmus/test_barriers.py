@@ -182,6 +182,18 @@ NAMED = [
         setup=WRITE.replace("100", "50"), threads=128, expect={1: lane_plus(100)},
     ),
     Litmus(
+        "more come than it counts", ("named_barrier_race", "smem_race", "deadlock"),
+        {w: f"{WRITE if w == 3 else ''}\nbar.sync 1, 128; //right\nbar.sync 1, 96; //wrong\n"
+            f"{READ if w == 0 else store(1)}" for w in range(4)},
+        setup=WRITE.replace("100", "50"), threads=128, expect={0: lane_plus(100), 3: 1},
+    ),
+    Litmus(
+        "two groups, one barrier, in turn", "named_barrier_race",
+        {w: f"{SYNC}\n{store(1)}\nbar.sync 2, 128; //right" if w < 2 else
+            f"bar.sync 2, 128; //right\n{SYNC}\n{store(2)}" for w in range(4)},
+        threads=128, expect={0: 1, 1: 1, 2: 2, 3: 2},
+    ),
+    Litmus(
         "all lanes of the warp", "divergent_aligned",
         {0: f"bar.sync 1, 32; //right\n@%lead bar.sync 1, 32; //wrong\n{store(1)}"},
         expect={0: 1},
