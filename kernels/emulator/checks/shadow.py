@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..native.scan import scan_and_fill
 from .lanes import ByLanes, who_of
 
 Cells = slice | NDArray[np.int64]
@@ -55,6 +56,7 @@ class Shadow:
         self.cells = cells
         self.split = 1  # parts of a cell, see `refine`
         self._writes: Packed = np.zeros(cells, np.int64)
+        self._writes_address = self._writes.ctypes.data
         self._tags: NDArray[np.int32] | None = None  # of those writes that lanes made
         self._reads: dict[int, _Reader] = {}
         self._atomic: Packed | None = None
@@ -66,12 +68,13 @@ class Shadow:
         if times <= 1:
             return
         self._writes = np.repeat(self._writes, times)
+        self._writes_address = self._writes.ctypes.data
         if self._tags is not None:
             self._tags = np.repeat(self._tags, times)
         if self._atomic is not None:
             self._atomic = np.repeat(self._atomic, times)
         for reader in self._reads.values():
-            reader.epochs = np.repeat(reader.epochs, times)
+            reader.keep(np.repeat(reader.epochs, times))
             if reader.tags is not None:
                 reader.tags = np.repeat(reader.tags, times)
             reader.low, reader.high = reader.low * times, reader.high * times
@@ -90,23 +93,43 @@ class Shadow:
         """Checks a read against the last writes, then records it. ``fine``: the cells are parts.
         ``by``: the lanes of a warp that make the access, whose order counts too."""
         cells, by = self._fine(cells, by, fine)
-        conflict = self._against_writes(cells, view, by)
         reader = self._reads.get(agent)
         if reader is None:
             reader = self._reads[agent] = _Reader(self.cells)
         low, high = _span(cells)
         reader.low, reader.high = min(reader.low, low), max(reader.high, high)
-        reader.epochs[cells] = pack(0, clock, pc)
         reader.latest = max(reader.latest, clock)
+        epoch = pack(0, clock, pc)
+        if by is None and not isinstance(cells, slice) and low >= 0 and high <= self.cells:
+            # An MMA's operand: a thousand cells, nearly always of one writer that is long known.
+            oldest, newest = self._note_read(reader, cells, epoch)
+            if self._is_known(oldest, newest, view):
+                return None
+            return self._against_writes(cells, view)
+        conflict = self._against_writes(cells, view, by)
+        reader.epochs[cells] = epoch
         if by is not None:
             if reader.tags is None:
                 reader.tags = np.zeros(self.cells, np.int32)
             reader.tags[cells] = by.merged(reader.tags[cells])
         return conflict
 
-    def _fine(
-        self, cells: Cells, by: ByLanes | None, fine: bool
-    ) -> tuple[Cells, ByLanes | None]:
+    def _note_read(self, reader: _Reader, cells: NDArray[np.int64], epoch: int) -> tuple[int, int]:
+        """Records a read; the oldest and the newest epoch of the last writes there."""
+        cells, ends = np.ascontiguousarray(cells, np.int64), np.empty(2, np.int64)
+        addresses = (self._writes_address, reader.address, cells.ctypes.data, ends.ctypes.data)
+        scan_and_fill()(*addresses, cells.size, epoch)
+        oldest, newest = ends.tolist()
+        return oldest, newest
+
+    @staticmethod
+    def _is_known(oldest: int, newest: int, view: NDArray[np.int32]) -> bool:
+        """Whether all epochs from one to the other are of one agent, and in the view."""
+        agent = newest >> _AGENT_AT
+        known = int(view[agent]) if agent < view.size else 0
+        return oldest >> _AGENT_AT == agent and newest >> _PC_BITS & _CLOCK <= known
+
+    def _fine(self, cells: Cells, by: ByLanes | None, fine: bool) -> tuple[Cells, ByLanes | None]:
         """The access in parts of cells, where those are tracked."""
         if fine or self.split == 1:
             return cells, by
@@ -145,7 +168,7 @@ class Shadow:
             if reader.latest <= known:
                 continue
             epochs = _at(reader.epochs, cells)
-            if int(epochs.max()) >= known + 1 << _PC_BITS:
+            if int(np.maximum.reduce(epochs)) >= known + 1 << _PC_BITS:
                 k = int((epochs >= known + 1 << _PC_BITS).argmax())
                 cell = cells.start + k if isinstance(cells, slice) else int(cells[k])
                 _, late, pc = unpack(int(epochs[k]))
@@ -187,9 +210,9 @@ class Shadow:
         epochs = _at(self._writes, cells)
         if epochs.size == 0:
             return None
-        last = int(epochs.max())
+        last = int(np.maximum.reduce(epochs))
         first = last >> _AGENT_AT
-        if int(epochs.min()) >> _AGENT_AT == first:  # nearly always one writer
+        if int(np.minimum.reduce(epochs)) >> _AGENT_AT == first:  # nearly always one writer
             known = int(view[first]) if first < view.size else 0
             if last >> _PC_BITS & _CLOCK <= known:
                 if by is not None and (first in by.agents or first == by.copies):
@@ -258,13 +281,19 @@ class Shadow:
 class _Reader:
     """An agent's last reads, and the range of cells that they lie in."""
 
-    __slots__ = ("epochs", "high", "latest", "low", "tags")
+    __slots__ = ("address", "epochs", "high", "latest", "low", "tags")
+
+    epochs: Packed
+    address: int  # of ``epochs``, for native code
 
     def __init__(self, cells: int) -> None:
-        self.epochs: Packed = np.zeros(cells, np.int64)
+        self.keep(np.zeros(cells, np.int64))
         self.tags: NDArray[np.int32] | None = None
         self.low, self.high = cells, 0
         self.latest = 0  # clock
+
+    def keep(self, epochs: Packed) -> None:
+        self.epochs, self.address = epochs, epochs.ctypes.data
 
 
 def _at(values: Packed, cells: Cells) -> Packed:
