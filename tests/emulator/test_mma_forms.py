@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from kernels.emulator.engines import InstrDescriptor, formats
+from kernels.emulator.engines import InstrDescriptor, formats, mma
 from kernels.emulator.engines.forms import Form, Operands, multiply
 from kernels.emulator.findings import EmulatorFault, UnsupportedPTX
 from kernels.emulator.memory import SharedMemory, TensorMemory
@@ -144,8 +144,20 @@ def test_any_two_small_floats(a: str, b: str) -> None:
         plain_idesc(128, 64, a, b), place(smem, A_AT, of_a, a), place(smem, B_AT, of_b, b), 0,
         False, False,
     )  # fmt: skip
+    want = decode(of_a, a) @ decode(of_b, b).T
     multiply(Form("f8f6f4", 1), ops, [smem], [tmem])
-    assert np.array_equal(d_of(tmem, 64), decode(of_a, a) @ decode(of_b, b).T)
+    assert np.array_equal(d_of(tmem, 64), want)
+    # What the machine calls for this kind, with A in shared and in Tensor Memory.
+    shift = {"e2m1": 2, "e2m3": 1, "e3m2": 1}.get(a, 0)
+    cells = np.ascontiguousarray(of_a << shift).astype(np.uint8).view(np.uint32).T
+    put(tmem, A_TMEM, cells)
+    for in_tmem in (False, True):
+        tmem.data[:64] = 0
+        mma(
+            ops.idesc, A_TMEM if in_tmem else ops.a, ops.b, 0, smem, tmem, accumulate=False,
+            a_in_tmem=in_tmem, kind="f8f6f4",
+        )  # fmt: skip
+        assert np.array_equal(d_of(tmem, 64), want)
 
 
 @pytest.mark.parametrize("dtype", ["e2m1", "e2m3", "e3m2", "e5m2"])
