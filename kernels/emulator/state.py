@@ -65,6 +65,7 @@ class Warp:
         "pending_ld",
         "pending_st",
         "timed_out",
+        "peeked",
         "unwritten",
         "words",
     )
@@ -88,6 +89,7 @@ class Warp:
         self.copies = CopyGroups()
         self.wgmma = Groups()
         self.timed_out = False  # the soft wait that runs next may give up
+        self.peeked: tuple[int, int, int] | None = None  # the last one that did: segment, what for
         self.queued = False
         finding = cta.machine.options.unwritten == "finding"  # else all counts as written
         self.unwritten = dict.fromkeys(program.tracked, 0xFFFFFFFF if finding else 0)  # lanes

@@ -299,7 +299,8 @@ def _put64(b: Binding, op: object):  # type: ignore[no-untyped-def]
 @machine(rf"mbarrier\.(try|test)_wait(\.parity)?{_ORDER}{_SPACE}\.b64")
 def mbarrier_wait(b: Binding) -> Handler:
     """Blocks until the phase completes, as a suspended try_wait may; one that its code does not
-    repeat in a loop is *soft*: when nothing else can run it reports failure instead."""
+    repeat in a loop is *soft*: when nothing else can run it reports failure instead. With late
+    visibility it fails the first time, as it may: what comes behind it has to wait in earnest."""
     put = b.put_predicate(b.ins.operands[0])
     groups, phases = _by_address(b, b.ins.operands[1]), _by_value(b, b.ins.operands[2])
     by_parity, soft = bool(b.match[2]), not spins(b.program, b.index, b.ins)
@@ -322,8 +323,9 @@ def mbarrier_wait(b: Binding) -> Handler:
         if pending is None or done:  # lanes whose phase is over do not wait for the others
             put(w, mask, done)
             return None
-        if w.timed_out:
+        if w.timed_out or (soft and w.cta.machine.asyncs.late and w.peeked != (b.index, *pending)):
             w.timed_out = False
+            w.peeked = (b.index, *pending)
             put(w, mask, 0)
             return None
         return wait_for(*pending)
