@@ -110,16 +110,21 @@ def blackwell_candidate(tile: Tile, q_stages: int, s_stages: int) -> Candidate:
 def _hopper_forward(gpu: Gpu, d: int, dv: int, dtype: str) -> Iterator[Candidate]:
     for groups in (1, 2, 3):
         for n in range(32, 257, 16):
-            tile = Tile.of(gpu, 64 * groups, n, d, dv, dtype=dtype)
-            smem, kv_stages = _smem(tile)
-            p = Fraction(n, 4) * tile.format.element_bytes / 4
-            registers = ceil_div(Fraction(n + dv, 2) + p, 1) + WGMMA_EXTRA_REGISTERS
-            there = WGMMA_REGISTERS[groups]
-            needs = [
-                _smem_need(tile, smem),
-                Excess("registers", registers, there, "a consumer thread"),
-            ]
-            yield Candidate(tile, groups, 1, kv_stages, smem, 0, registers, there, _exceeded(needs))
+            yield hopper_candidate(Tile.of(gpu, 64 * groups, n, d, dv, dtype=dtype), groups)
+
+
+def hopper_candidate(tile: Tile, groups: int) -> Candidate:
+    """A forward tile of so many 64-row consumer warpgroups, and what it needs."""
+    smem, kv_stages = _smem(tile)
+    p = Fraction(tile.tile_n, 4) * tile.format.element_bytes / 4
+    accumulators = Fraction(tile.tile_n + tile.head_dim_v, 2)
+    registers = ceil_div(accumulators + p, 1) + WGMMA_EXTRA_REGISTERS
+    there = WGMMA_REGISTERS[groups]
+    needs = [
+        _smem_need(tile, smem),
+        Excess("registers", registers, there, "a consumer thread"),
+    ]
+    return Candidate(tile, groups, 1, kv_stages, smem, 0, registers, there, _exceeded(needs))
 
 
 def _backward(gpu: Gpu, d: int, dv: int, dtype: str) -> Iterator[Candidate]:

@@ -3,16 +3,18 @@
 The pipes of an SM give lower bounds: `mma`, `smem`, `exp`, `issue`. What one query tile cannot
 overlap with itself is the *chain*:
 
-    chain = softmax + exposure x MMAs of the query tile + completion + latency
+    chain = softmax x (1 + crowding x other query tiles) + exposure x MMAs of the query tile
+            + completion + latency
 
 softmax is the row maximum, then exponentials and conversion; the MMAs are P V and the next Q K^T,
 of which a part runs under the softmax (P is announced before its last quarter is written).
+*crowding* (how far the softmaxes of a CTA's query tiles fall together, on pipes that they share),
 *exposure* and *latency* (barriers, loads from TMEM, results of instructions) are taken from the
 cycle model, and so is how much terms of like length get in each other's way:
 
     cycles = (mma^p + smem^p + exp^p + issue^p + chain^p)^(1/p)     p: the *interference*
 
-The three are those that meet the replays of a kernel best (`gpu_data/chain.csv`, made by
+The four are those that meet the replays of a kernel best (`gpu_data/chain.csv`, made by
 `python -m tests.roofline.chain_fit`, which prints every residual). A second score tile hides the
 MMAs, and not the latency.
 """
@@ -56,9 +58,9 @@ class Cost:
     """The terms of one iteration, as lines over the emulated share.
 
     stage: pipes of one query tile's softmax; stage_mma: its MMAs, 0 where a second score tile hides
-    them; reload: its scores read a second time, where a row does not fit a thread's registers;
-    completion: from the last of them to the wait; exposure, latency: see the module's text;
-    chained: whether there is a chain (forward).
+    them; completion: from the last of them to the wait; reload: its scores read a second time,
+    where a row does not fit a thread's registers; others: query tiles of the CTA beside it;
+    chained: whether there is a chain (forward); crowding, exposure, latency: see the module's text.
     """
 
     mma: float
@@ -71,6 +73,8 @@ class Cost:
     completion: float
     reload: float
     chained: bool
+    others: int
+    crowding: float = 0.0
     exposure: float = 1.0
     latency: float = 0.0
 
@@ -78,7 +82,7 @@ class Cost:
     def of(cls, candidate: Candidate) -> Cost:
         """With what the cycle model knows of this GPU's architecture."""
         found = calibration(candidate.tile)
-        return replace(cls.bare(candidate), exposure=found.exposure, latency=found.latency)
+        return cls.bare(candidate).calibrated(found)
 
     @classmethod
     def bare(cls, candidate: Candidate) -> Cost:
@@ -103,6 +107,13 @@ class Cost:
             completion=_completion(stage) if exposed else 0.0,
             reload=_reload(stage) if chained else 0.0,
             chained=chained,
+            others=candidate.q_stages - 1,
+        )
+
+    def calibrated(self, found: Calibration) -> Cost:
+        """With the chain of a calibration."""
+        return replace(
+            self, crowding=found.crowding, exposure=found.exposure, latency=found.latency
         )
 
     def iteration(self, share: float) -> dict[str, float]:
@@ -116,7 +127,7 @@ class Cost:
         }
         if self.chained:
             waited = self.exposure * self.stage_mma + self.completion + self.latency
-            cycles["chain"] = self.softmax(share) + waited
+            cycles["chain"] = self.softmax(share) * (1 + self.crowding * self.others) + waited
         return cycles
 
     def softmax(self, share: float) -> float:
@@ -159,11 +170,13 @@ def _completion(stage: Tile) -> float:
 class Calibration:
     """What the cycle model adds to the closed forms on one architecture.
 
-    exposure: share of the MMAs that a chain waits for; latency: its other cycles; interference: the
-    exponent of the terms' sum, infinite where the longest counts alone; item_dense, item_causal:
-    cycles of a work item beyond the closed form, by mask.
+    crowding: share of each other query tile's softmax that a chain waits for; exposure: share of
+    its own MMAs; latency: its other cycles; interference: the exponent of the terms' sum, infinite
+    where the longest counts alone; item_dense, item_causal: cycles of a work item beyond the closed
+    form, by mask.
     """
 
+    crowding: float = 0.0
     exposure: float = 1.0
     latency: float = 0.0
     interference: float = math.inf
@@ -198,7 +211,7 @@ def calibration(tile: Tile) -> Calibration:
     """Of a tile's architecture and pass."""
     if tile.direction == "backward":
         return PLAIN
-    return _calibrations().get(tile.gpu.arch, PLAIN)
+    return _calibrations().get(tile.gpu.family, PLAIN)
 
 
 def item_cycles(tile: Tile, chain: float, causal: bool) -> float:

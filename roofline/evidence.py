@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 from roofline.gpus import Gpu, find_gpu
 
 _DATA = Path(__file__).with_name("gpu_data") / "forward_kernel.csv"
+_HOPPER_DATA = _DATA.with_name("hopper_kernel.csv")
+_T = TypeVar("_T")
 #: The GPU whose SM stands for its architecture in the table.
 GPU_OF_ARCH: Mapping[str, str] = MappingProxyType({"sm_100a": "b200", "sm_103a": "b300"})
 #: Query rows, keys and query stages of the kernel's tile.
@@ -64,27 +67,61 @@ class Row:
 FIELDS = tuple(field.name for field in dataclasses.fields(Row))
 
 
+def _read(path: Path, kind: type[_T]) -> Iterator[_T]:
+    """The rows of a CSV file as dataclasses of one kind; lines of # are text."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    read = csv.DictReader(line for line in lines if not line.startswith("#"))
+    kinds = {"str": str, "int": int, "float": float}
+    convert = {field.name: kinds[str(field.type)] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for line in read:
+        yield kind(**{name: convert[name](text) for name, text in line.items()})
+
+
 @cache
 def rows() -> tuple[Row, ...]:
     """The whole table."""
-    lines = _DATA.read_text(encoding="utf-8").splitlines()
-    read = csv.DictReader(line for line in lines if not line.startswith("#"))
-    kinds = {"str": str, "int": int, "float": float}
-    convert = {field.name: kinds[str(field.type)] for field in dataclasses.fields(Row)}
-    return tuple(Row(**{name: convert[name](text) for name, text in line.items()}) for line in read)
+    return tuple(_read(_DATA, Row))
 
 
 def rows_for(gpu: Gpu, dtype: str, head_dim: int, causal: bool) -> tuple[Row, ...]:
     """The rows of a GPU's architecture; none if its SM is another than theirs.
 
     dtype: as plans name it ("bfloat16"). head_dim: as asked; the kernel pads it to 64 or 128.
+    float16 without rows of its own has those of bfloat16 that emulate no exp2: there the two
+    kernels differ in the conversion of P alone.
     """
-    if gpu.arch not in GPU_OF_ARCH or not _same_sm(gpu, find_gpu(GPU_OF_ARCH[gpu.arch])):
+    if gpu.family not in GPU_OF_ARCH or not _same_sm(gpu, find_gpu(GPU_OF_ARCH[gpu.family])):
         return ()
     padded = 64 if head_dim <= 64 else 128
-    key = (gpu.arch, dtype, padded, "causal" if causal else "dense")
-    return tuple(r for r in rows() if (r.arch, r.dtype, r.head_dim, r.mask) == key)
+    mask = "causal" if causal else "dense"
+    alike = [r for r in rows() if (r.arch, r.head_dim, r.mask) == (gpu.family, padded, mask)]
+    own = tuple(r for r in alike if r.dtype == dtype)
+    if own or dtype != "float16":
+        return own
+    return tuple(r for r in alike if r.dtype == "bfloat16" and not r.exp2_share)
 
 
 def _same_sm(gpu: Gpu, other: Gpu) -> bool:
-    return all(gpu[name].value == other[name].value for name in _SM_FIELDS)
+    return all(gpu.has(name) and gpu[name].value == other[name].value for name in _SM_FIELDS)
+
+
+@dataclass(frozen=True)
+class HopperRow:
+    """Another's forward kernel on Hopper, bfloat16, as replayed on an H200: tile, and cycles."""
+
+    kernel: str
+    head_dim: int
+    mask: str
+    tile_m: int
+    tile_n: int
+    key_block_cycles: int
+    item_cycles: int
+
+    def to_dict(self) -> dict[str, str | int]:
+        return dataclasses.asdict(self)
+
+
+@cache
+def hopper_rows() -> tuple[HopperRow, ...]:
+    """The table of Hopper's replays."""
+    return tuple(_read(_HOPPER_DATA, HopperRow))

@@ -94,6 +94,8 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
     }
 )
 _TEXTS = ("name", "title", "base", "arch")
+#: Units of things that are counted: their values are whole.
+_COUNTED = ("SM", "column/SM", "reg/SM", "B/SM", "B")
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,11 @@ class Gpu:
     def arch_number(self) -> int:
         """90 for sm_90a, 100 for sm_100a, 103 for sm_103a."""
         return _arch_number(self.arch)
+
+    @property
+    def family(self) -> str:
+        """What code is compiled for: sm_100a, whether the entry says sm_100, sm_100a or sm_100f."""
+        return f"sm_{self.arch_number}a"
 
     @property
     def has_tmem(self) -> bool:
@@ -192,6 +199,9 @@ def _quantity(field: str, table: Any, where: str, *, builtin: bool) -> Quantity:
         raise RooflineError(f"{where}: {field}.value: {value!r} is not a finite number")
     if value <= 0:
         raise RooflineError(f"{where}: {field}.value: {value} must be positive")
+    if spec.unit in _COUNTED and value != int(value):
+        unit = spec.unit
+        raise RooflineError(f"{where}: {field}.value: {value} must be a whole number of {unit}")
     if table["unit"] != spec.unit:
         raise RooflineError(
             f"{where}: {field}.unit: {table['unit']!r} is not its unit; convert to {spec.unit!r}"

@@ -34,8 +34,11 @@ from roofline.tile import Tile
 
 #: Emulated shares of exp2 that are tried: none to half, in sixteenths.
 SHARES = tuple(Fraction(i, 16) for i in range(9))
-#: Predicted times this close are a tie: one CTA, one score tile, fewer query stages go first.
-TIE = 1.02
+#: Predicted times this close are a tie, for the chain meets its replays within 3 % in the mean: one
+#: CTA, one score tile, fewer query stages go first.
+TIE = 1.03
+#: A cause of less than this is not named.
+NAMED = 1.005
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,14 @@ class Ranking:
         """Why a tile wins, or why it is not the winner."""
         if one is self.winner:
             return f"waits for {_waits(one)}; SMs {one.occupancy:.0%} busy"
+        if one.seconds <= self.fastest_seconds * TIE:
+            return _tie_reason(self.winner, one)
         return _loss(self.winner, one)
+
+    @property
+    def fastest_seconds(self) -> float:
+        """Of all tiles; the winner ties with it."""
+        return min(p.seconds for p in self.priced)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: ``tiles`` in order, each with its ``reason``; ``refused`` with theirs."""
@@ -327,9 +337,7 @@ def _waits(p: Priced) -> str:
 
 
 def _loss(winner: Priced, loser: Priced) -> str:
-    """The causes of the difference, largest first; for a tie, what makes it less simple."""
-    if loser.seconds <= winner.seconds * TIE:
-        return _tie_reason(winner, loser)
+    """The causes of the difference, largest first."""
     gains = {
         f"more cycles a score, it waits for {_waits(loser)}": loser.cycles_per_score
         / winner.cycles_per_score,
@@ -339,11 +347,12 @@ def _loss(winner: Priced, loser: Priced) -> str:
     }
     if loser.seconds > loser.sm_seconds:
         gains = {"more time, it waits for L2 or HBM": loser.seconds / winner.seconds}
-    causes = sorted(((ratio, text) for text, ratio in gains.items() if ratio > TIE), reverse=True)
+    causes = sorted(((ratio, text) for text, ratio in gains.items() if ratio > NAMED), reverse=True)
     return "; ".join(f"{ratio - 1:.1%} {text}" for ratio, text in causes[:2]) or "slower by a bit"
 
 
 def _tie_reason(winner: Priced, loser: Priced) -> str:
+    """What makes it less simple."""
     a, b = winner.candidate, loser.candidate
     if b.tile.ctas > a.tile.ctas:
         less = "needs pairs of CTAs"

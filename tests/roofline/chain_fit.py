@@ -3,9 +3,11 @@
     python -m tests.roofline.chain_fit              # the file
     python -m tests.roofline.chain_fit --residuals  # every row, predicted and replayed
 
-For each architecture, the exposure of the MMAs, the latency and the interference (see
-roofline.costs) with the least squares of the relative errors over all rows that have as many K/V
-stages as fit; then the median of what a work item takes beyond its closed form, by mask.
+Rows are this project's kernel on Blackwell (forward_kernel.csv), and flash-attn-4's on Hopper
+(hopper_kernel.csv, made by tests.roofline.forward_table --hopper, which needs the peers). For each
+architecture, the crowding, exposure, latency and interference (see roofline.costs) with the least
+squares of the relative errors over all rows that have as many K/V stages as fit; then the median of
+what a work item takes beyond its closed form, by mask.
 """
 
 from __future__ import annotations
@@ -16,18 +18,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
-from roofline.candidates import Candidate, blackwell_candidate
+from roofline.candidates import Candidate, blackwell_candidate, hopper_candidate
 from roofline.costs import Calibration, Cost, bare_item_cycles
-from roofline.evidence import GPU_OF_ARCH, KERNEL_TILE, Row, rows
+from roofline.evidence import GPU_OF_ARCH, KERNEL_TILE, HopperRow, Row, hopper_rows, rows
 from roofline.text import table
 from roofline.tile import Tile
 
-EXPOSURES = tuple(i / 10 for i in range(11))
-LATENCIES = tuple(range(0, 1500, 25))
-INTERFERENCES = (3, 4, 5, 6, 8, 12)
+CROWDINGS = EXPOSURES = tuple(i / 5 for i in range(6))
+LATENCIES = tuple(range(0, 1500, 50))
+INTERFERENCES = (3, 4, 6, 8, 12)
+HOPPER = "sm_90a"
+ARCHS = (HOPPER, *GPU_OF_ARCH)
 HEAD = """\
 # What the cycle model adds to the closed forms of one query tile's chain, by architecture; see
-# roofline/costs.py. Made by python -m tests.roofline.chain_fit from forward_kernel.csv.
+# roofline/costs.py. Made by python -m tests.roofline.chain_fit from forward_kernel.csv and
+# hopper_kernel.csv.
 """
 
 
@@ -43,13 +48,27 @@ class Replay:
     causal: bool
 
     def predicted(self, found: Calibration) -> float:
-        cost = replace(Cost.bare(self.candidate), exposure=found.exposure, latency=found.latency)
+        cost = Cost.bare(self.candidate).calibrated(found)
         return found.cycles(cost.iteration(self.share).values())
 
 
 def replays(arch: str) -> list[Replay]:
     """Every row of an architecture that is fitted to."""
+    if arch == HOPPER:
+        return [_hopper(row) for row in hopper_rows()]
     return [_replay(row) for row in rows() if row.arch == arch and row.is_deepest]
+
+
+def _hopper(row: HopperRow) -> Replay:
+    tile = Tile.of("h200", row.tile_m, row.tile_n, row.head_dim)
+    return Replay(
+        f"{HOPPER} {row.kernel} {row.head_dim} {row.mask}",
+        hopper_candidate(tile, row.tile_m // 64),
+        0.0,
+        row.key_block_cycles,
+        row.item_cycles,
+        row.mask == "causal",
+    )
 
 
 def _replay(row: Row) -> Replay:
@@ -73,14 +92,14 @@ def fit(found: Sequence[Replay]) -> Calibration:
     def squares(guess: Calibration) -> float:
         total = 0.0
         for one, cost in costs:
-            terms = replace(cost, exposure=guess.exposure, latency=guess.latency)
-            cycles = guess.cycles(terms.iteration(one.share).values())
-            total += (cycles / one.cycles - 1) ** 2
+            terms = cost.calibrated(guess).iteration(one.share)
+            total += (guess.cycles(terms.values()) / one.cycles - 1) ** 2
         return total
 
     best = min(
         (
-            Calibration(exposure, float(latency), float(interference))
+            Calibration(crowding, exposure, float(latency), float(interference))
+            for crowding in CROWDINGS
             for exposure in EXPOSURES
             for latency in LATENCIES
             for interference in INTERFERENCES
@@ -89,8 +108,7 @@ def fit(found: Sequence[Replay]) -> Calibration:
     )
     extra: dict[bool, list[float]] = {False: [], True: []}
     for one, cost in costs:
-        terms = replace(cost, exposure=best.exposure, latency=best.latency)
-        chain = terms.iteration(one.share)["chain"]
+        chain = cost.calibrated(best).iteration(one.share)["chain"]
         extra[one.causal].append(one.item_cycles - bare_item_cycles(one.candidate.tile, chain))
     dense, causal = (round(statistics.median(extra[mask] or [0.0])) for mask in (False, True))
     return replace(best, item_dense=float(dense), item_causal=float(causal))
@@ -102,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
     if "--residuals" not in argv:
         sys.stdout.write(HEAD)
         writer.writeheader()
-    for arch in GPU_OF_ARCH:
+    for arch in ARCHS:
         found = replays(arch)
         best = fit(found)
         if "--residuals" not in argv:

@@ -150,6 +150,11 @@ def test_user_gpu_without_base_must_say_everything(toml: Path) -> None:
 BROKEN = [
     ("value = 32", "value = -32", "mufu_ex2.value: -32 must be positive"),
     ("value = 32", "value = 0", "mufu_ex2.value: 0 must be positive"),
+    (
+        '[mufu_ex2]\nvalue = 32\nunit = "op/clk/SM"',
+        '[sms]\nvalue = 1.5\nunit = "SM"',
+        "sms.value: 1.5 must be a whole number of SM",
+    ),
     ("value = 32", "value = nan", "mufu_ex2.value: nan is not a finite number"),
     ("value = 32", "value = inf", "mufu_ex2.value: inf is not a finite number"),
     ("value = 32", "value = true", "mufu_ex2.value: True is not a finite number"),
