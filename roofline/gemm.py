@@ -93,8 +93,12 @@ class GemmBounds:
 def gemm_bounds(
     gpu: Gpu, gemm: Gemm, tiling: Tiling, element_bytes: int, rate_field: str
 ) -> GemmBounds:
-    """Bytes of a product: to the SMs, and from HBM, for which items that run at the same time share
-    what they read, and those of the next round what is left of it in L2."""
+    """Bytes of a product: from L2, and from HBM, for which items that run at the same time share
+    what they read, and those of the next round what is left of it in L2.
+
+    L2 has two halves, each of which caches for its SMs: operands that fit into one are served to
+    several SMs at once, so that each byte counts once and only what an SM can take in is a limit.
+    """
     e, k = element_bytes, gemm.k
     items = list(tiling.order(gemm))
     l2 = len(items) * (tiling.rows + tiling.cols) * k * e + gemm.m * gemm.n * e
@@ -102,7 +106,10 @@ def gemm_bounds(
     hbm = gemm.m * gemm.n * e
     held_rows: set[int] = set()
     held_cols: set[int] = set()
-    everything = (gemm.m + gemm.n) * k * e <= capacity
+    operands = (gemm.m + gemm.n) * k * e
+    everything = operands <= capacity
+    if 2 * operands <= capacity:
+        l2 = operands + gemm.m * gemm.n * e
     for first in range(0, len(items), tiling.slots):
         wave = items[first : first + tiling.slots]
         rows, cols = {m for m, _ in wave}, {n for _, n in wave}

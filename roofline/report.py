@@ -114,7 +114,7 @@ def make(
 def verdict(p: Prediction, measured_ms: float) -> str:
     """One sentence on a measured time."""
     ratio = measured_ms * 1e-3 / p.seconds
-    clock = float(p.gpu["clock"].value)
+    clock = round(p.clock_ghz, 2)
     if ratio < 0.97:
         return (
             f"{1 - ratio:.0%} faster than the model: the GPU may run above {clock} GHz, or the"
@@ -222,7 +222,7 @@ def _tile_table(report: Report) -> str:
 
 def _basis(report: Report) -> str:
     tags: dict[str, int] = {}
-    for quantity in (*report.gpu.quantities.values(), *latencies().values()):
+    for quantity in (*report.gpu.quantities.values(), *latencies(report.gpu.arch_number).values()):
         tags[quantity.tag] = tags.get(quantity.tag, 0) + 1
     counts = ", ".join(f"{count} {tag}" for tag, count in sorted(tags.items()))
     return (
