@@ -236,7 +236,8 @@ def _product_error(x: Array, y: Array, high: Array) -> Array:
         return upper, v - upper
 
     (x1, x0), (y1, y0) = split(x), split(y)
-    return x0 * y0 - (((high - x1 * y1) - x0 * y1) - x1 * y0)
+    error: Array = x0 * y0 - (((high - x1 * y1) - x0 * y1) - x1 * y0)
+    return error
 
 
 # -- layouts --------------------------------------------------------------------------------------
