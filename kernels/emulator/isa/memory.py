@@ -193,8 +193,8 @@ def store_global(w: Warp, addrs: NDArray[np.int64], data: NDArray[np.uint8]) -> 
 
 
 def accessors(space: str):  # type: ignore[no-untyped-def]
-    """(load, store) of a state space: ``global``, ``const``, ``param``, ``shared...``, ``local`` or, if empty,
-    generic."""
+    """(load, store) of a state space: ``global``, ``const``, ``param``, ``shared...``, ``local``
+    or, if empty, generic."""
     if space.startswith("shared"):
         return load_shared, store_shared
     if space == "local":
