@@ -301,7 +301,8 @@ def sample(seed: int, count: int) -> dict[str, list[str]]:
 
 # Where we are stricter than ptxas, which takes these although its manual has no such forms.
 STRICTER = (
-    r"(atom|red)\b.*\.(and|or|xor)\..*",  # a fourth operand
+    r"(atom|red)\b.*",  # a fourth operand
+    r"fence\b.* \[%f\d+_\d+\], .*",  # floating-point addresses
     r"red\.async\b.*",  # without its mbarrier
     r"cp\.async\.bulk\.tensor\b.*|red\b.* _,.*",  # addresses without brackets
     r".*\{.*%pred_\d+.*\}.*",  # predicates in vectors

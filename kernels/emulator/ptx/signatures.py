@@ -234,6 +234,28 @@ _GENERIC = frozenset("ld ldu st atom red prefetch prefetchu mbarrier applypriori
 _RE_WINDOW = re.compile(r"\.(?:shared|local|param|const|async)\b")
 
 
+_ACCESSES = frozenset("ld st atom red".split())
+_ONE_OF = (
+    ("scope", frozenset("cta cluster gpu sys".split())),
+    ("order", frozenset("weak relaxed acquire release acq_rel volatile mmio".split())),
+)
+
+
+def _bad_modifiers(op: str) -> str | None:
+    """What is wrong with the modifiers of a load, store or atomic, or None (9.7.9.8, 9.7.9.12)."""
+    mods = op.split(".")[1:]
+    for what, names in _ONE_OF:
+        if sum(mod in names for mod in mods) > 1:
+            return f"{op} names more than one {what}"
+    hints = [mod for mod in mods if mod.startswith(("L1::", "L2::evict"))]
+    if hints and _RE_WINDOW.search(op) is not None:
+        return f"{op}: {hints[0]} is for global memory"
+    wide = "v8" in mods or "v4" in mods and mods[-1].endswith("64")
+    if any(hint.startswith("L2::") for hint in hints) and not wide:
+        return f"{op}: {hints[-1]} is for loads and stores of 32 bytes"
+    return None
+
+
 def _narrow(shapes: tuple[Shape, ...]) -> bool:
     """Whether some address is a register of less than 64 bits."""
     bases = [shape[1] for shape in shapes if isinstance(shape, tuple) and shape[0] == "["]
@@ -297,6 +319,8 @@ def _problem(op: str, shapes: tuple[Shape, ...]) -> str | None:
     ways = _ways(op)
     if family in _COMPLETE and not ways:
         return f"{op} is no form of {family} that is known"
+    if family in _ACCESSES and (wrong := _bad_modifiers(op)) is not None:
+        return wrong
     if family in _GENERIC and _RE_WINDOW.search(op) is None and _narrow(shapes):
         return f"{op} needs a 64-bit address"
     places = [place_of_mismatch(slots, shapes) for slots in ways]

@@ -8,8 +8,8 @@
 our CUDA kernels, with memory before and after; ``run`` has the driver compile and execute them and
 needs nothing else; ``keep`` writes a hash of the memory after each, from then on
 `cluster_harness.launch` compares, and the results themselves of launches that only measure a
-distance. Launches that differ are listed by ``run``, their names kept as "open": only those may that
-the ISA leaves open (old values of lanes whose atomics collide, approximations, the tensor core's
+distance. Launches that differ are listed by ``run``, their names kept as "open": only those may
+that the ISA leaves open (old values of lanes whose atomics collide, approximations, tensor core
 sums).
 """
 
