@@ -208,33 +208,59 @@ def _bound(
         new = tuple(Imm(change(operand.value)) if x is operand else x for x in ins.operands)
         return _rebound(program, segment, replace(ins, operands=new))
     used: list[str] = []
+    reading: list[str] = []  # the reader that is being made
 
     class Changed(Binding):
+        """Every way to read the operand gives its changed value; one that is not listed here, and
+        would give the value as it was, is refused."""
+
         __slots__ = ()
 
+        def row(self, op: Operand, *kinds: str) -> int:
+            if op is operand and not reading:
+                raise RuntimeError(f"{ins.op}: {operand} is read in a way that mutations miss")
+            return Binding.row(self, op, *kinds)
+
         def scalar(self, op: Operand) -> Callable[[Any, int], int]:
-            read = Binding.scalar(self, op)
+            read = self._reader("scalar", op)
+            return read if op is not operand else lambda w, lane: change(read(w, lane))
+
+        def uniform(self, op: Operand) -> Callable[[Any], int | None]:
+            read: Callable[[Any], int | None] = self._reader("uniform", op)
             if op is not operand:
                 return read
-            used.append("scalar")
-            return lambda w, lane: change(read(w, lane))
+
+            def changed(w: Any) -> int | None:
+                value = read(w)
+                return None if value is None else change(value) & FULL
+
+            return changed
 
         def lanes32(self, op: Operand) -> Callable[[Any], NDArray[np.uint32]]:
-            return self._lanes(Binding.lanes32(self, op), op)
+            return self._lanes("lanes32", op)
 
         def lanes64(self, op: Operand) -> Callable[[Any], NDArray[np.uint64]]:
-            return self._lanes(Binding.lanes64(self, op), op)
+            return self._lanes("lanes64", op)
 
-        def _lanes(self, read: Callable[[Any], Any], op: Operand) -> Callable[[Any], Any]:
+        def _lanes(self, name: str, op: Operand) -> Callable[[Any], Any]:
+            read: Callable[[Any], Any] = self._reader(name, op)
             if op is not operand:
                 return read
-            used.append("lanes")
 
             def changed(w: Any) -> Any:
                 values = read(w)
                 return np.array([change(int(v)) & FULL for v in values], values.dtype)
 
             return changed
+
+        def _reader(self, name: str, op: Operand) -> Any:
+            if op is operand:
+                used.append(name)
+            reading.append(name)
+            try:
+                return getattr(Binding, name)(self, op)
+            finally:
+                reading.pop()
 
     binder, match, converged = find_binder(program, ins)
     handler = binder(Changed(program, ins, match, segment.index))

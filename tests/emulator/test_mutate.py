@@ -39,7 +39,7 @@ def find(run, kind, op, line):
         ("remove", "commit", "commit(done)", "deadlock", "deadlock"),
         ("remove", "fence.proxy.async", "", "finding", "missing_proxy_fence"),
         ("remove", "fence.mbarrier_init", "", "finding", "missing_mbarrier_init_fence"),
-        ("threads - 32", "bar.sync", "", "finding", "smem_race"),
+        ("threads - 32", "bar.sync", "", "finding", "named_barrier_race"),
         ("arrive only", "bar.sync", "", "finding", "smem_race"),
         ("remove", "wait::ld", "", "finding", "tcgen05_ld_not_waited"),
         ("one group more", "wait_group", "", "finding", "exit_with_work_in_flight"),
