@@ -2,7 +2,7 @@
 
     clock = base - slope * (share of the time in which the tensor core works)
 
-at most the GPU's highest clock, for two cases: *burst*, a launch on a card that idled, and
+at most what a GPU has for MMAs at all, for two cases: *burst*, a launch on a card that idled, and
 *sustained*, launches without end. A burst's clock falls to the sustained one with the time constant
 `burst_time`, so that a launch of many milliseconds has the mean of its own duration. The numbers
 come from cuBLAS products mostly (cycle_model_sm_90.toml), none from attention. GPUs without them
@@ -37,7 +37,8 @@ def clock_ghz(gpu: Gpu, case: str, tensor_share: float, cycles: float = 0.0) -> 
 
     def line(name: str) -> float:
         base, slope = (float(constants[f"{name}_clock_{x}"].value) for x in ("base", "slope"))
-        return min(float(gpu["clock_max"].value), base - slope * tensor_share)
+        most = gpu["clock_max"] if tensor_share == 0 else constants["burst_clock_most"]
+        return min(float(most.value), base - slope * tensor_share)
 
     clock = line(case)
     duration = cycles / (clock * 1e6) / float(constants["burst_time"].value)

@@ -43,6 +43,9 @@ def _copy_in(sim: Simulation, w: WarpState, op: Op, start: float, event: list[in
         begin = max(start, sm.copy_in_free)
         sm.copy_in_free = begin + cycles
         latency = constants["tma_latency"]
+        if start < sm.first_copy:  # nothing has come yet: from HBM, and the tensor map before it
+            latency = constants["first_copy_latency"]
+            sm.first_copy = min(sm.first_copy, begin + cycles + latency)
         if source == Source.GLOBAL:
             sim.busy["L2"] += nbytes / sim.hw.l2
             sim.run.l2_bytes += nbytes
@@ -78,9 +81,9 @@ def _launch_control(sim: Simulation, w: WarpState, op: Op, start: float, event: 
 def _copy_out(sim: Simulation, w: WarpState, op: Op, start: float, event: list[int]) -> bool:
     sm, nbytes = sim.sms[w.rank], event[1]
     begin = max(start, sm.copy_out_free)
-    cycles = nbytes / sim.hw.l2
+    cycles = nbytes / sim.hw.constants["copy_out_bandwidth"]
     sm.copy_out_free = begin + cycles
-    sim.busy["L2"] += cycles
+    sim.busy["L2"] += nbytes / sim.hw.l2
     sim.run.l2_bytes += nbytes
     sim.busy["SMEM port"] += nbytes / sim.hw.smem_port
     sm.port_debt += nbytes / sim.hw.smem_port

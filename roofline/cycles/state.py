@@ -128,6 +128,7 @@ class Sm:
     port_debt: float = 0.0
     port_free: float = 0.0
     copy_in_free: float = 0.0
+    first_copy: float = float("inf")  # when the first copy of the CTA arrives
     copy_out_free: float = 0.0
     warpgroups: list[WarpGroup] = field(default_factory=list)
     served: WarpGroup | None = None  # whose MMA the tensor core has begun last

@@ -171,7 +171,9 @@ def test_a_multicast_is_read_once(hw: Hardware) -> None:
     found = simulate([first, second], Blocks(kernel.code(), hw), hw)
     assert found.l2_bytes == size
     constants = hw.constants
-    expected = size / hw.ingress + constants["tma_latency"] + constants["mbarrier_wake_latency"]
+    expected = (
+        size / hw.ingress + constants["first_copy_latency"] + constants["mbarrier_wake_latency"]
+    )
     assert found.cycles == pytest.approx(expected, abs=8)
 
 
