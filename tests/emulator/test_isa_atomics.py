@@ -8,7 +8,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from kernels.emulator.findings import UnsupportedPTX
+from kernels.emulator.ptx import PTXSyntaxError
 from tests.emulator.cluster_harness import clean, code_of, every_way, launch, module
 
 M32, M64 = (1 << 32) - 1, (1 << 64) - 1
@@ -218,5 +218,5 @@ ld.param.b64 %m, [memory];
 
 def test_a_modifier_stands_once() -> None:
     text = ".reg .b64 %m; ld.param.b64 %m, [memory]; red.gpu.add.cta.u32 [%m], 3;"
-    with pytest.raises(UnsupportedPTX, match="twice"):
+    with pytest.raises(PTXSyntaxError, match="more than one scope"):
         launch(module("memory", text), [np.zeros(1, np.uint32)])

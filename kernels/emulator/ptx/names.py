@@ -100,10 +100,11 @@ class Names:
         return reg
 
     def register(self, name: str) -> Reg | None:
+        numbered = name[-1:].isdigit()
         for scope in reversed(self.scopes):
             if (reg := scope.regs.get(name)) is not None:
                 return reg
-            if scope.ranges:
+            if numbered and scope.ranges:
                 for prefix, number in _splits(name):
                     if prefix in scope.ranges and number < scope.ranges[prefix][0]:
                         return self._add(scope, name, scope.ranges[prefix][1])

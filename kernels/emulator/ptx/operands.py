@@ -23,8 +23,6 @@ _RE_ADDRESS = re.compile(r"(.*?)\s*(?:([+-])\s*(-?\w+))?")
 
 def read_operand(names: Names, item: str, line: int) -> Operand:
     """One operand. Raises PTXSyntaxError for what is not declared or not understood."""
-    if (reg := names.register(item)) is not None:  # what most operands are
-        return reg
     if item[:1] == "{":
         if item[-1] != "}":
             raise error(names.text, line, f"vector {item!r} is not closed")
@@ -33,6 +31,8 @@ def read_operand(names: Names, item: str, line: int) -> Operand:
         if item[-1] != "]":
             raise error(names.text, line, f"address {item!r} is not closed")
         return _memory(names, item[1:-1].strip(), line)
+    if (reg := names.register(item)) is not None:  # what most operands are
+        return reg
     if item == "_":
         return Sink()
     if "|" in item:
@@ -44,8 +44,7 @@ def read_operand(names: Names, item: str, line: int) -> Operand:
 
 
 def _scalar(names: Names, item: str, line: int) -> Reg | Special | Imm | Sym:
-    if (reg := names.register(item)) is not None:
-        return reg
+    """What is no register, vector or address."""
     if RE_INT.match(item):
         return Imm(parse_int(item))
     if m := RE_FLOAT.match(item):
@@ -77,7 +76,8 @@ def _memory(names: Names, inner: str, line: int) -> Mem:
         raise error(names.text, line, f"address [{inner}] is not understood")
     m = _RE_ADDRESS.fullmatch(parts[0])
     assert m is not None
-    base = _scalar(names, m[1].strip(), line)
+    word = m[1].strip()
+    base = names.register(word) or _scalar(names, word, line)
     if m[3] and not RE_INT.match(m[3]):
         raise error(names.text, line, f"address [{inner}] is not understood")
     offset = parse_int(m[3]) * (-1 if m[2] == "-" else 1) if m[3] else 0

@@ -237,6 +237,7 @@ _RE_WINDOW = re.compile(r"\.(?:shared|local|param|const|async)\b")
 _ACCESSES = frozenset("ld st atom red".split())
 _ONE_OF = (
     ("scope", frozenset("cta cluster gpu sys".split())),
+    ("space", frozenset("shared global local param const".split())),
     ("order", frozenset("weak relaxed acquire release acq_rel volatile mmio".split())),
 )
 
@@ -245,7 +246,7 @@ def _bad_modifiers(op: str) -> str | None:
     """What is wrong with the modifiers of a load, store or atomic, or None (9.7.9.8, 9.7.9.12)."""
     mods = op.split(".")[1:]
     for what, names in _ONE_OF:
-        if sum(mod in names for mod in mods) > 1:
+        if sum(mod.partition("::")[0] in names for mod in mods) > 1:
             return f"{op} names more than one {what}"
     hints = [mod for mod in mods if mod.startswith(("L1::", "L2::evict"))]
     if hints and _RE_WINDOW.search(op) is not None:
