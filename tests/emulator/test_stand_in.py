@@ -193,6 +193,14 @@ def test_everything_is_put_back():
     assert before == after
 
 
+def test_what_compiles_afterwards_keeps_no_ptx():
+    """cute.compile remembers its options from call to call."""
+    values = from_dlpack(numbers(64)).mark_layout_dynamic()
+    with stand_in():
+        cute.compile(k.double_all, cute_tensor(numbers(64).cuda()))
+    assert cute.compile(k.double_all, values, no_jit_engine=True).__ptx__ is None
+
+
 def test_memory_of_tensors_that_are_gone_is_no_memory_of_the_device():
     with stand_in():
         values = numbers(64).cuda()

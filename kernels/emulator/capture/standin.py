@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -207,7 +208,14 @@ def _compiles_for(session: _Session) -> Iterator[None]:
 
         return compile_and_cache
 
+    import cutlass.cute as cute
+
     with ExitStack() as restore:
+        # `cute.compile` keeps its options from call to call, and settings leave their mark on them.
+        experimental = sys.modules.get("cutlass.cute.experimental")
+        for entry in filter(None, (cute.compile, getattr(experimental, "compile", None))):
+            restore.callback(setattr, entry, "_compile_options", entry._compile_options)
+            entry._compile_options = copy.deepcopy(entry._compile_options)
         folder = restore.enter_context(tempfile.TemporaryDirectory(prefix="emulator-"))
         for dsl in dsls():
             settings = dsl.envar
