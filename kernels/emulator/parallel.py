@@ -5,8 +5,9 @@ memory (copy on write) and sends back the bytes that it changed; the parent writ
 workers are done, so that an interrupted launch leaves the tensors as they were. Two workers that
 changed the same byte did share writes: that is an error, and nothing is written. What a worker
 wrote is not seen by the others, so a kernel whose CTAs read each other's results needs
-``processes=1``. A fork waits while another thread is inside numpy's BLAS (OpenBLAS takes its lock
-before a fork), so call it where none keeps that busy.
+``processes=1``: with checks on, a worker that accessed what another one changed is an error too
+(without checks nobody knows what was read). A fork waits while another thread is inside numpy's
+BLAS (OpenBLAS takes its lock before a fork), so call it where none keeps that busy.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import machine
+from .checks.previous_grid import Footprint
 from .gpus import GpuModel
 from .host_runtime import Launch
 from .machine import LaunchResult, clusters, load
@@ -31,6 +33,9 @@ from .schedule import Options
 
 # Per allocation: (index of the allocation, offsets of changed bytes, their values).
 Changes = list[tuple[int, NDArray[np.int64], NDArray[np.uint8]]]
+# Per tensor accessed: first address, bytes of a cell, and of each cell whether it was.
+Touched = list[tuple[int, int, NDArray[np.bool_]]]
+Answer = tuple[LaunchResult, Changes, Touched]
 
 
 def run_parallel(
@@ -77,8 +82,12 @@ def run_parallel(
             if worker.is_alive():
                 worker.kill()
             worker.join()
-    _write_back(memory, [changes for _, changes in answers], launch)
-    return merge([result for result, _ in answers])
+    changes = [changes for _, changes, _ in answers]
+    _refuse_shared_writes(memory, changes, launch)
+    _refuse_shared_results(memory, changes, [touched for _, _, touched in answers], launch)
+    for index, at, values in (part for worker in changes for part in worker):
+        memory.allocations[index].data[at] = values
+    return merge([result for result, _, _ in answers])
 
 
 def vars_of(options: Options) -> dict[str, Any]:
@@ -118,7 +127,7 @@ def _work(
             at = np.flatnonzero(old != allocation.data)
             if at.size:
                 changes.append((index, at, allocation.data[at]))
-        pipe.send(("done", (result, changes)))
+        pipe.send(("done", (result, changes, _touched(memory))))
     except BaseException as error:  # sent to the parent, which raises it
         try:
             pickle.dumps(error)
@@ -129,10 +138,16 @@ def _work(
         pipe.close()
 
 
+def _touched(memory: GlobalMemory) -> Touched:
+    """What the launch just run in this process has accessed; nothing if checks were off."""
+    footprint = memory.footprint
+    return footprint.touched() if isinstance(footprint, Footprint) else []
+
+
 def _collect(
     pipes: list[Connection], launch: Launch, progress: Callable[[float], None] | None
-) -> list[tuple[LaunchResult, Changes]]:
-    answers: dict[Connection, tuple[LaunchResult, Changes]] = {}
+) -> list[Answer]:
+    answers: dict[Connection, Answer] = {}
     done = dict.fromkeys(pipes, 0.0)
     while len(answers) < len(pipes):
         for pipe in wait([p for p in pipes if p not in answers]):
@@ -154,14 +169,37 @@ def _collect(
     return [answers[pipe] for pipe in pipes]
 
 
-def _write_back(memory: GlobalMemory, changes: list[Changes], launch: Launch) -> None:
-    """Writes every worker's bytes, if no two workers changed the same one."""
-    by_allocation: dict[int, list[tuple[NDArray[np.int64], NDArray[np.uint8]]]] = {}
-    for worker in changes:
-        for index, at, values in worker:
-            by_allocation.setdefault(index, []).append((at, values))
+def _refuse_shared_results(
+    memory: GlobalMemory, changes: list[Changes], touched: list[Touched], launch: Launch
+) -> None:
+    """Raises ValueError if a worker accessed a byte that another one changed."""
+    for writer, changed in enumerate(changes):
+        for index, at, _ in changed:
+            allocation = memory.allocations[index]
+            addresses = allocation.base + at
+            for other, tensors in enumerate(touched):
+                if other == writer:
+                    continue
+                for base, unit, flags in tensors:
+                    cells = (addresses - base) // unit
+                    inside = (cells >= 0) & (cells < flags.size)
+                    met = addresses[inside][flags[cells[inside]]]
+                    if met.size:
+                        raise ValueError(
+                            f"a CTA of {launch.kernel} accessed bytes of {allocation} that a CTA in"
+                            f" another process changed, the first at {int(met[0]):#x}: what one"
+                            " process writes the others do not see; use processes=1. The tensors"
+                            " are as they were"
+                        )
+
+
+def _refuse_shared_writes(memory: GlobalMemory, changes: list[Changes], launch: Launch) -> None:
+    """Raises ValueError if two workers changed the same byte."""
+    by_allocation: dict[int, list[NDArray[np.int64]]] = {}
+    for index, at, _ in (part for worker in changes for part in worker):
+        by_allocation.setdefault(index, []).append(at)
     for index, parts in by_allocation.items():
-        every = np.concatenate([at for at, _ in parts])
+        every = np.concatenate(parts)
         unique, counts = np.unique(every, return_counts=True)
         if unique.size != every.size:
             allocation = memory.allocations[index]
@@ -171,9 +209,6 @@ def _write_back(memory: GlobalMemory, changes: list[Changes], launch: Launch) ->
                 f" {allocation}, the first at {first:#x}: the CTAs share global writes; use"
                 " processes=1. The tensors are as they were"
             )
-    for index, parts in by_allocation.items():
-        for at, values in parts:
-            memory.allocations[index].data[at] = values
 
 
 def merge(results: list[LaunchResult]) -> LaunchResult:

@@ -53,6 +53,34 @@ def test_shared_writes_are_refused_and_nothing_is_written() -> None:
     assert (out == 0).all()
 
 
+@cute.kernel
+def hand_over_kernel(x: cute.Tensor, out: cute.Tensor):
+    block, _, _ = cute.arch.block_idx()
+    thread, _, _ = cute.arch.thread_idx()
+    if block == 0:
+        x[thread] = -x[thread]
+    else:
+        out[(block - 1) * 64 + thread] = x[thread]
+
+
+@cute.jit
+def hand_over(x: cute.Tensor, out: cute.Tensor, stream):
+    """CTA 0 writes what the others read, with nothing between them."""
+    grid = (out.shape[0] // 64 + 1, 1, 1)
+    hand_over_kernel(x, out).launch(grid=grid, block=(64, 1, 1), stream=stream)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_results_that_another_process_reads_are_refused(dtype: torch.dtype) -> None:
+    x, out = torch.randn(64).to(dtype), torch.zeros(64 * 3, dtype=dtype)
+    before = x.clone()
+    (finding,) = emulate(hand_over, before.clone(), out.clone()).findings
+    assert finding.code == "global_race"
+    with pytest.raises(ValueError, match="another process changed.*use processes=1"):
+        emulate(hand_over, x, out, processes=2)
+    assert torch.equal(x, before) and (out == 0).all()
+
+
 def test_the_finding_is_the_first_in_grid_order() -> None:
     """The last CTAs write beyond the end; the earliest of them is reported, whoever ran it."""
     x, out = torch.randn(64 * 6), torch.zeros(64 * 4)

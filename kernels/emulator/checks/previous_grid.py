@@ -49,6 +49,18 @@ class Footprint:
                     return int(where[found]), what, int(slot.pc[chosen[found]])
         return None
 
+    def touched(self) -> list[tuple[int, int, NDArray[np.bool_]]]:
+        """What was accessed at all, by tensor: first address, bytes of a cell, a flag a cell."""
+        out = []
+        for tensor in self.tensors:
+            tensor.spell_out()
+            flags = np.zeros(tensor.weak.cells, np.bool_)
+            for history in (tensor.weak, tensor.strong, tensor.reads):
+                for slot in history.slots:
+                    flags |= slot.how != 0
+            out.append((tensor.base, CELL_BYTES // tensor.parts, flags))
+        return out
+
 
 def _first(slot: Slot, cells: NDArray[np.int64]) -> int | None:
     touched = slot.how[cells] != 0
