@@ -105,6 +105,9 @@ class ClocksOfCluster(Reports):
         self._lanes: dict[int, Touched] = {}  # by agent
         # A warp's bundles at its last fence.acq_rel or .sc, by the fence's scope.
         self._fenced: dict[Any, dict[int, Bundle]] = {}
+        # Other clusters of which a warp's relaxed reads brought news that only a fence of the whole
+        # GPU takes in (isa profile): their agents.
+        self._far: dict[Any, set[int]] = {}
         self._ctas: dict[int, CtaShadow] = {}
         # By CTA: the last access to it by each agent of another, as (clock, segment, warp).
         self._visits: dict[int, dict[int, tuple[int, int, Any]]] = {}

@@ -208,8 +208,11 @@ class Flags:
                         self._take(warp, bundle, acquires and far_enough, lanes)
             row = GENERIC if acquires and scope == WIDEST else LOOSE
             for cluster, vector in flag.far.items():
-                if cluster != self.cluster:
-                    self._import(self._foreign, warp, cluster, vector, row)
+                # What a narrower read sees no fence can make up for by the PTX text.
+                if cluster != self.cluster and (scope == WIDEST or not race.strict):
+                    index = self._import(self._foreign, warp, cluster, vector, row)
+                    if row == LOOSE and race.strict:
+                        race._far.setdefault(warp, set()).add(index)
             for cluster, vector in flag.loose.items():
                 if cluster != self.cluster:
                     self._import(self._unreleased, warp, cluster, vector, UNRELEASED)
@@ -222,7 +225,7 @@ class Flags:
 
     def _import(
         self, table: dict[int, Foreign], warp: Warp, cluster: int, vector: Vector, row: int
-    ) -> None:
+    ) -> int:
         foreign = table.get(cluster)
         if foreign is None:
             agent = self.race.agents.add("cluster", None)
@@ -232,6 +235,7 @@ class Flags:
         number, index = foreign.take(vector), foreign.agent.index
         own = self.race.agents.fit(self.race._warps[warp])
         own[row, index] = max(int(own[row, index]), number)
+        return index
 
 
 def _both(bundle: Bundle | None, loose: Bundle) -> Bundle:

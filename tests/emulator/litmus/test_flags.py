@@ -97,6 +97,22 @@ ld.global.b32 %r5, [%rd1];
         expect=BOTH, profiles=("isa",), **TWO,
     ),
     Litmus(
+        "a fence of the CTA takes in nothing from another", "sync_scope_too_narrow",
+        {0: SECOND.format(
+            f"{PUT}\n{raise_flag('.release.gpu')}",
+            f"{see_flag('.relaxed.gpu')}\nfence.acq_rel.gpu; //right\n"
+            f"fence.acq_rel.cta; //wrong\n{GET}")},
+        expect=BOTH, profiles=("isa",), **TWO,
+    ),
+    Litmus(
+        "what is read at the CTA's scope no fence mends", "sync_scope_too_narrow",
+        {0: SECOND.format(
+            f"{PUT}\n{raise_flag('.release.gpu')}",
+            f"{see_flag('.relaxed.gpu', '//right')}\n{see_flag('.relaxed.cta', '//wrong')}\n"
+            f"fence.acq_rel.gpu;\n{GET}")},
+        expect=BOTH, profiles=("isa",), **TWO,
+    ),
+    Litmus(
         "who was told of the flag, not who runs beside", "global_race",
         {0: SECOND.format(f"{PUT}\n{raise_flag('.release.gpu')}",
                           f"{see_flag('.acquire.gpu')}\nbar.sync 1, 64; //right"),

@@ -210,6 +210,14 @@ CLUSTER = [
 CASES = WITHIN + BETWEEN + CLUSTER
 
 
+def test_the_other_access_is_of_another_cta():
+    """A race in shared memory names the CTA of the other access where that is not the same."""
+    ran, _ = CLUSTER[0].run(False)
+    message, other = ran.findings[0].message, ran.findings[0].details["other"]
+    assert ran.findings[0].cta == (1, 0, 0) and other["agent"] == "warp 0 of CTA (0, 0, 0)"
+    assert "after the read by warp 0 of CTA (0, 0, 0)" in message
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_right(case):
     check_right(case)
