@@ -33,6 +33,7 @@ PRODUCT = "tests.roofline.peer_workloads:quack_gemm"
 CALIBRATED = (
     "copy_write_share: quack_gemm, calibration rows of 128x192, 256x128 and 128x128",
     "wgmma_queue: flash_attn_4, calibration rows of head dimension 128",
+    "burst_time: quack_gemm, calibration rows of 16384 x 16384 x 16384",
 )
 
 
