@@ -182,6 +182,21 @@ CLUSTER = [
         profiles=("isa",),
     ),
     Litmus(
+        "each lane tells the CTA that it wrote to", "sync_scope_too_narrow",
+        {0: f"{WRITE}\n{MEET}\n"
+            + SECOND.format(
+                "",
+                "mov.u32 %r12, smem;\nsetp.gt.u32 %p2, %lane, 1;\n@%p2 bra SENT;\n"
+                f"ld.shared.b32 %r5, [smem+{AT + 64}];\n"
+                "mapa.shared::cluster.u32 %r13, %r12, %lane;\nadd.u32 %r2, %lane, 200;\n"
+                f"st.shared::cluster.b32 [%r13+{AT}], %r2;\n"
+                "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r13]; //right\n"
+                "mbarrier.arrive.shared::cluster.b64 _, [%r13]; //wrong\nSENT:")
+            + f"\n{wait(0, 0, order='.acquire.cluster')}\n@%lead ld.shared.b32 %r5, [smem+{AT}];"
+            f"\nshfl.sync.idx.b32 %r5, %r5, 0, 31, -1;\n{store('%r5')}\n{MEET}"},
+        setup=init(0), expect={0: 200, 1: 201}, grid=2, cluster=2, threads=32, profiles=("isa",),
+    ),
+    Litmus(
         "a wait for a remote arrival acquires at cluster scope", "sync_scope_too_narrow",
         {0: f"{WRITE}\n{MEET}\n"
             + SECOND.format(
