@@ -17,7 +17,7 @@ from roofline.cycles.clocks import clock_ghz
 from roofline.cycles.gemm import GemmWorkload, gemm_workload
 from roofline.cycles.grid import Filled, ItemCost, fill, item_cycles
 from roofline.cycles.hardware import UNITS, Hardware, hardware
-from roofline.cycles.probe import Probe, Workload, probes, stand_ins, workload
+from roofline.cycles.probe import Probe, Workload, check_room, probes, stand_ins, workload
 from roofline.cycles.sm import simulate
 from roofline.cycles.state import Run, Span
 from roofline.errors import RooflineError
@@ -278,6 +278,7 @@ def predict(
     hw = hardware(gpu)
     limits = work.limits(gpu, problem)
     found, replayed = _evidence(gpu, work, stand_ins(work, problem))
+    check_room(gpu, found)
     cost = item_cost(work, replayed)
     filled = _fill(gpu, work, problem, cost, found)
     share = _tensor_share(work.items(problem), replayed, filled)
