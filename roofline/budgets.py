@@ -242,8 +242,8 @@ def _notes(b: Budget) -> list[str]:
     tile, notes = b.tile, []
     if not tile.gpu.has_tmem:
         notes.append(
-            f"SMEM is {b.smem_exact}: each 64-row wgmma reads its B anew, as measured"
-            " (roofline intervals --gpu h200); the published form is Blackwell's"
+            f"SMEM is {b.smem_exact}: each 64-row wgmma reads its B anew (measured: roofline"
+            " intervals --gpu h200)"
         )
     elif b.smem_exact != b.smem:
         what = "over" if b.smem > b.smem_exact else "under"

@@ -141,7 +141,7 @@ def smem_exact(tile: Tile) -> tuple[Term, ...]:
     """SMEM cycles of the MMAs that must be issued, plus the backward's exchanges.
 
     Each wgmma reads its B anew, those of several warpgroups on the same B too: measured on an H200
-    (`roofline.intervals`, tests/roofline/hardware/wgmma.cu).
+    (`roofline.intervals`, tests/roofline/hardware/wgmma.py).
     """
     block = BLOCK if tile.gpu.has_tmem else WGMMA_ROWS
     terms = []
