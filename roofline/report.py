@@ -203,7 +203,7 @@ def _unit_table(p: Prediction) -> str:
 
 
 def _gain(p: Prediction, unit: str) -> str:
-    return f"{p.gains[unit]:+.1%}" if unit in p.gains else ""
+    return str(p.gains[unit]) if unit in p.gains else ""
 
 
 def _stall_table(p: Prediction) -> str:
