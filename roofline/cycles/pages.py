@@ -128,7 +128,7 @@ def records_text(found: RecordsReplay) -> str:
         busiest = max(run.busy, key=lambda unit: run.busy[unit])
         ctas = records.ctas[i * records.cluster_ctas : (i + 1) * records.cluster_ctas]
         name = ", ".join(map(str, ctas))
-        share = f"{run.busy[busiest] / run.cycles:.0%}"
+        share = f"{run.busy[busiest] / run.cycles:.0%}" if run.cycles else "-"
         rows.append([name, round(run.cycles), run.instructions, busiest, share])
     head = f"{found.gpu.title} ({found.gpu.arch}): {records.kernel}, grid {records.grid}"
     return f"{head}\n\n" + table(

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from roofline.cycles.hardware import calibrations
+from roofline.cycles.pages import calibration_text
 from roofline.cycles.predict import Prediction, predict
 from roofline.gemm import Gemm
 from roofline.problem import Problem
@@ -31,7 +32,7 @@ DATA = Path(__file__).parent / "hardware" / "h200_peers.csv"
 ATTENTION = "tests.roofline.peer_workloads:flash_attention_4"
 PRODUCT = "tests.roofline.peer_workloads:quack_gemm"
 #: Constants of the model that rows decided, and which.
-CALIBRATED = tuple(f"{name}: {rows}" for name, rows in calibrations(90).items())
+CALIBRATED = calibrations(90)
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def main(argv: Sequence[str]) -> int:
         head = ["row", "set", "measured", "model", "error", "GHz", "model", "cycles"]
         print(table(head, cells))
         print(f"\n{summary(found)}\n")
-    print("calibrated on:\n  " + "\n  ".join(CALIBRATED))
+    print(calibration_text(90))
     return 0
 
 

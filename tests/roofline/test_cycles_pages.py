@@ -26,7 +26,7 @@ def test_the_page_says_which_kernels_decided_constants() -> None:
         assert (name in text) == (name in calibrations(90))
     for rows in ("flash_attn_4, calibration rows", "quack_gemm, calibration rows"):
         assert rows in text
-    assert len(CALIBRATED) == len(calibrations(90)) >= 3
+    assert {"copy_write_share", "wgmma_queue", "burst_time"} <= set(CALIBRATED)
     assert max(map(len, text.splitlines())) <= 125
     assert dict(calibrations(100)) == {}
     assert calibration_text(100) == "no measured time of a kernel went into it"
