@@ -183,16 +183,17 @@ def _alike(replayed: Sequence[Replayed]) -> list[Replayed]:
 
 
 def _slope(found: Sequence[Replayed], value: Callable[[Run], float]) -> float:
-    """What one more key block adds to a count, by least squares; its mean where that is none.
+    """What one more key block adds to a count, by least squares; never less than nothing.
 
     Counts do not depend on who comes first at a pipe. Yet items of a causal problem differ in how
     much of them the mask cuts off, so that two neighbours do not tell what a key block takes.
     """
     blocks = np.array([r.iterations for r in found], float)
     counts = np.array([value(r.run) for r in found])
+    if len(found) == 1:
+        return float(counts[0] / max(blocks[0], 1.0))
     apart = blocks - blocks.mean()
-    added = float(apart @ counts / (apart @ apart)) if len(found) > 1 else 0.0
-    return added if added > 0.0 else float(counts[-1] / max(blocks[-1], 1.0))
+    return max(0.0, float(apart @ counts / (apart @ apart)))
 
 
 def _busy_a_block(found: Sequence[Replayed]) -> dict[str, float]:

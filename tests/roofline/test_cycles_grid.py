@@ -123,7 +123,7 @@ def test_units_are_busy_between_nothing_and_always(seed: int) -> None:
     replays = []
     for n in range(1, 17):
         busy = {"tensor core": 100.0 * n, "ALU": 40.0 * n + rng.choice((0.0, 150.0))}
-        stalls = {"softmax": {"wait": 30.0 * n + rng.uniform(-200, 200), "issue": 5.0}}
+        stalls = {"softmax": {"wait": 30.0 * n + rng.uniform(-200, 200), "issue": 500.0}}
         run = Run(101.0 * n + rng.uniform(0, 300), busy, stalls, {"softmax": 4}, 10 * n)
         replays.append(Replayed(n, 1, run))
     cost = item_cost(work(), replays)
@@ -132,5 +132,6 @@ def test_units_are_busy_between_nothing_and_always(seed: int) -> None:
     assert steady.busy["tensor core"] == pytest.approx(100.0)
     assert all(0.0 <= cycles <= steady.cycles for cycles in steady.busy.values())
     assert 10.0 < steady.busy["ALU"] < 70.0  # three standard errors of the mask's luck
+    assert steady.stalls["softmax"]["issue"] == pytest.approx(0.0, abs=1e-9)  # once an item, however long
     waits = steady.stalls["softmax"].values()
     assert all(0.0 <= cycles <= steady.cycles for cycles in waits)
