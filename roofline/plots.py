@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from roofline.budgets import budget
+from roofline.cycles.state import Span
 from roofline.errors import RooflineError
 from roofline.report import Report
 
 _INK = "black"
 _HATCHES = ("", "////", "....")
+#: What an MMA does in attention's forward, by where its operands are.
+_MMAS = {"SS": "QK", "TS": "PV", "RS": "PV"}
+_NEIGHBOURS = 2.0  # cycles between spans that count as one
+_SIZES = {"timeline": (11.0, 4.5)}  # inches; the others 7.5 x 4.5
+_LETTER = 0.0055  # width of a letter of 6 points, of the timeline's axis
 _GREYS = ("0.25", "0.6", "0.9")
 
 
@@ -45,7 +53,7 @@ def save(report: Report, folder: Path) -> list[Path]:
         drawers["exp2_share"] = _share
     files = []
     for name, draw in drawers.items():
-        figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
+        figure, axes = plt.subplots(figsize=_SIZES.get(name, (7.5, 4.5)), layout="constrained")
         draw(axes, report)
         for suffix in ("png", "svg"):
             path = folder / f"{name}.{suffix}"
@@ -91,8 +99,8 @@ def _roofline(axes: Any, report: Report) -> None:
 def _budget(axes: Any, report: Report) -> None:
     """MMA, SMEM and exp cycles of a key block, tile by tile."""
     tiles = [(128, 64), (128, 128), (256, 64), (256, 128)]
-    share = float(report.detail.work.options.get("exp2_emulated_share", 0.0))
-    names = "MMA", "SMEM", f"exp, {share:.1%} by polynomial"
+    share = float(report.budget.exp2_emulated_share)
+    names = "MMA", "SMEM", f"exp, {share:.1%} by polynomial" if share else "exp (MUFU alone)"
     for i, (rows, keys) in enumerate(tiles):
         b = budget(report.gpu, rows, keys, report.head_dim, exp2_emulated_share=share)
         terms = ((names[0], b.mma), (names[1], b.smem_port), (names[2], b.exp))
@@ -143,7 +151,7 @@ def _share(axes: Any, report: Report) -> None:
         "o-",
         color=_INK,
     )
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.15 * max(p.tflops for _, p in report.shares))
     for share, p in report.shares:
         axes.annotate(
             f"{p.tflops:.0f}", (100 * share, p.tflops), (0, 7), textcoords="offset points",
@@ -153,6 +161,51 @@ def _share(axes: Any, report: Report) -> None:
     axes.set_ylabel("speed (TFLOP/s), model")
     axes.set_title(_title(report))
     axes.grid(visible=True, color="0.85")
+
+
+def labels(
+    spans: Sequence[Span], functions: Mapping[str, str]
+) -> Iterator[tuple[str, float, float]]:
+    """(text, begin, end) of neighbouring spans of a track that are the same thing.
+
+    An MMA is told by its operands: scores have both in SMEM, what P multiplies has one elsewhere.
+    functions: by the `file.py:line` of a span.
+    """
+    found: list[tuple[str, float, float]] = []
+    for span in sorted(spans, key=lambda s: s.start):
+        kind = span.name.rpartition(" ")[2]
+        text = _MMAS.get(kind) or functions.get(span.name, span.name)
+        if found and found[-1][0] == text and span.start - found[-1][2] <= _NEIGHBOURS:
+            found[-1] = text, found[-1][1], max(span.end, found[-1][2])
+        else:
+            found.append((text, span.start, span.end))
+    yield from found
+
+
+def _functions(sources: Iterable[str]) -> dict[str, str]:
+    """The innermost function around each `path/file.py:line`, by `file.py:line`."""
+    found = {}
+    for source in sources:
+        path, _, line = source.rpartition(":")
+        number = int(line) if line.isdecimal() else 0
+        around = [one for one in _definitions(path) if one[0] <= number <= one[1]]
+        if around:
+            found[source.rpartition("/")[2]] = max(around)[2]
+    return found
+
+
+@cache
+def _definitions(path: str) -> tuple[tuple[int, int, str], ...]:
+    """(first line, last line, name) of each function of a file; none if it cannot be read."""
+    try:
+        tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return ()
+    return tuple(
+        (node.lineno, node.end_lineno or node.lineno, node.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+    )
 
 
 def _timeline(axes: Any, report: Report) -> None:
@@ -167,17 +220,28 @@ def _timeline(axes: Any, report: Report) -> None:
         if role not in {t.partition(" (warp")[0] for t in tracks}:
             tracks.append(span.track)
     tracks.sort(reverse=True)
-    for waits, style in ((True, {"facecolor": "white"}), (False, {"facecolor": "0.65"})):
-        for row, track in enumerate(tracks):
-            bars = [
-                (max(s.start, first) - first, min(s.end, last) - max(s.start, first))
-                for s in wanted
-                if s.track == track and s.name.startswith("wait") == waits
-            ]
-            height = (row - 0.15, 0.3) if waits else (row - 0.35, 0.7)
-            axes.broken_barh(bars, height, edgecolor=_INK, linewidth=0.4, **style)
+    named = _functions(report.detail.records.code.sources)
+    for row, track in enumerate(tracks):
+        own = [s for s in wanted if s.track == track]
+        waits = [(s.name, s.start, s.end) for s in own if s.name.startswith("wait")]
+        works = list(labels([s for s in own if not s.name.startswith("wait")], named))
+        for boxes, height, face in ((waits, 0.3, "white"), (works, 0.7, "0.75")):
+            bars = [(max(b, first) - first, min(e, last) - max(b, first)) for _, b, e in boxes]
+            place = row - height / 2, height
+            axes.broken_barh(bars, place, edgecolor=_INK, linewidth=0.4, facecolor=face)
+        for text, begin, end in works:
+            begin, end = max(begin, first) - first, min(end, last) - first
+            for lines in (text, text.replace("_", "\n")):
+                longest = max(map(len, lines.split("\n")))
+                if end - begin >= _LETTER * longest * (last - first):
+                    middle = (begin + end) / 2
+                    axes.text(middle, row, lines, ha="center", va="center", fontsize=6)
+                    break
     axes.set_yticks(range(len(tracks)), tracks)
     axes.set_xlim(0, last - first)
-    axes.set_xlabel("cycles (two key blocks in steady state); thin white: waits at a barrier")
+    axes.set_xlabel(
+        "cycles (two key blocks in steady state); thin white: waits at a barrier\n"
+        "QK, PV: MMAs; other boxes: the kernel's function that runs, or bytes copied"
+    )
     axes.set_ylabel("one warp of each role, and the engines")
     axes.set_title(_title(report))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from roofline.budgets import Budget
-from roofline.cycles.hardware import latencies
+from roofline.cycles.hardware import calibrations, latencies
 from roofline.cycles.predict import Prediction, predict
 from roofline.errors import RooflineError
 from roofline.gpus import Gpu, find_gpu
@@ -242,6 +242,15 @@ def _basis(report: Report) -> str:
     return (
         f"{counts} numbers (`roofline gpus --gpu {report.gpu.name}`, `roofline simulate"
         f" --assumptions`); {report.detail.emulated_instructions / 1e6:.0f} M thread-instructions"
-        " of the kernel's PTX, emulated and replayed. No measurement of this kernel calibrates the"
-        " model. Ceilings are of the tile's MMAs, SMEM and exponentials, all SMs busy."
+        f" of the kernel's PTX, emulated and replayed. {_calibrated(report.gpu)} Ceilings are of"
+        " the tile's MMAs, SMEM and exponentials, all SMs busy."
     )
+
+
+def _calibrated(gpu: Gpu) -> str:
+    """Whose measured times decided constants of the model."""
+    decided = calibrations(gpu.arch_number)
+    if not decided:
+        return "No measured time of a kernel calibrates the model."
+    rows = "; ".join(f"{name}: {rows}" for name, rows in decided.items())
+    return f"Measured times of kernels decided some of its constants ({rows})."

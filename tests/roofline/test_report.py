@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from roofline import report
 from roofline.choice import choose
 from roofline.cli import main
+from roofline.cycles.state import Span
 from roofline.errors import RooflineError
+from roofline.gpus import find_gpu
 from roofline.report import LENGTHS, Report
 from roofline.shares import shares
 
@@ -70,6 +73,31 @@ def test_plots_are_written_with_units(made: Report, tmp_path: Path) -> None:
     assert all(f.stat().st_size > 5000 for f in files)
     with pytest.raises(RooflineError, match="cannot be made"):
         save(made, files[0] / "below a file")
+
+
+def test_the_page_says_whose_times_calibrated_the_model(made: Report) -> None:
+    assert "No measured time of a kernel calibrates the model." in report.markdown(made)
+    hopper = report.markdown(replace(made, gpu=find_gpu("h200")))
+    assert "No measured" not in hopper and "wgmma_queue: " in hopper
+
+
+def test_boxes_of_the_timeline_say_what_they_are(made: Report) -> None:
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    import matplotlib.pyplot as plt
+
+    from roofline.plots import _timeline, labels
+
+    spans = [
+        Span("t", "128x128x16 SS", 0, 10), Span("t", "128x128x16 SS", 10, 20),
+        Span("t", "128x128x16 TS", 20, 30), Span("t", "a.py:3", 50, 60), Span("t", "64 B", 60, 61),
+    ]  # fmt: skip
+    found = list(labels(spans, {"a.py:3": "rescale"}))
+    assert found == [("QK", 0, 20), ("PV", 20, 30), ("rescale", 50, 60), ("64 B", 60, 61)]
+    _, axes = plt.subplots()
+    _timeline(axes, made)
+    texts = {text.get_text().replace("\n", "_") for text in axes.texts}
+    plt.close("all")
+    assert {"QK", "PV", "softmax_block", "write_p"} <= texts
 
 
 @pytest.mark.parametrize("ms", ["0", "-1", "inf", "-inf", "nan"])
