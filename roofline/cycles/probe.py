@@ -271,6 +271,9 @@ def _run(work: Workload | GemmWorkload, problem: Any) -> Probe:
         records = record(made["fn"], *made["args"], gpu=work.gpu, roles=made.get("roles"), sms=sms)
     except RecordsError as error:
         raise RooflineError(f"kernel {work.name}: {error}") from None
+    except Exception as error:  # a user's kernel may be no kernel, fail to compile, or fault
+        said = _said(error, (TypeError,))
+        raise RooflineError(f"kernel {work.name}: cannot be emulated: {said}") from error
     items = work.items(problem)
     clusters = len(records.ctas) // records.cluster_ctas
     if work.persistent:

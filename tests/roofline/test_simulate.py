@@ -152,6 +152,10 @@ USER_CODE = [
         "def f(**_): return dict(fn=1, args=(), tile_rows=0, tile_keys=128)",
         ": tile_rows 0: must be a positive integer",
     ),
+    (
+        "def f(**_): return dict(fn=3, args=(), tile_rows=128, tile_keys=128)",
+        ": cannot be emulated: 3 is not a @cute.jit function",
+    ),
 ]
 
 
