@@ -6,6 +6,7 @@ Exit status 0, or 2 with one line on stderr for bad input.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,11 @@ def _add_shape_options(parser: argparse.ArgumentParser) -> None:
     add("--dtype", default="bf16", help="bf16, fp16, tf32, fp8, mxfp8 or nvfp4")
 
 
-def _add_problem_options(parser: argparse.ArgumentParser) -> None:
-    """The shape of a whole problem; its traffic and time are printed if --seqlen is given."""
+def _add_problem_options(parser: argparse.ArgumentParser, *, visible: bool = True) -> None:
+    """The shape of a whole problem; its traffic and time are printed if --seqlen is given.
+
+    visible: whether it may have a mask that only its visible share is known of.
+    """
     add = parser.add_argument_group("whole problem, with --seqlen").add_argument
     add("--seqlen", type=int, metavar="S", help="queries of each sequence")
     add("--seqlen-k", type=int, metavar="SK", help="keys of each sequence (as --seqlen)")
@@ -91,7 +95,10 @@ def _add_problem_options(parser: argparse.ArgumentParser) -> None:
     add("--heads", type=int, metavar="H", help="query heads (1)")
     add("--kv-heads", type=int, metavar="HK", help="key heads (as --heads)")
     add("--causal", action="store_true", help="bottom-right aligned causal mask")
-    add("--visible", type=float, metavar="F", help="share of the pairs another mask leaves")
+    if visible:
+        add("--visible", type=float, metavar="F", help="share of the pairs another mask leaves")
+    else:
+        parser.set_defaults(visible=None)
 
 
 def _problem(args: argparse.Namespace) -> Problem | None:
@@ -114,6 +121,12 @@ def _needs_seqlen(args: argparse.Namespace) -> str | None:
     """What to say when options of a whole problem were given without its length."""
     if args.seqlen is not None:
         return None
+    for name in ("batch", "seqlen_k", "heads", "kv_heads"):
+        value = getattr(args, name)
+        if value is not None and value <= 0:
+            raise RooflineError(f"{name} {value}: must be a positive integer")
+    if args.visible is not None:
+        visible_share(args.visible)
     names = ("seqlen_k", "batch", "heads", "kv_heads", "causal", "visible")
     given = [f"--{n.replace('_', '-')}" for n in names if getattr(args, n) not in (None, False)]
     return f"{', '.join(given)}: for a whole problem; add --seqlen" if given else None
@@ -161,7 +174,7 @@ def _run_tiles(args: argparse.Namespace) -> str:
     ranking = rank(
         gpu, problem, head_dim, args.head_dim_v, direction=args.direction, dtype=args.dtype
     )
-    if args.tile:
+    if args.tile is not None:
         ranking = only_tile(ranking, *parse_tile(args.tile))
     return json_text(ranking.to_dict()) if args.json else tiles_text(ranking, args.top)
 
@@ -199,7 +212,7 @@ def _add_simulate(commands: Any) -> None:
     add("--kernel", default="fa4", metavar="NAME", help="fa4, or MODULE:FUNCTION of a workload")
     add("--head-dim", type=int, default=128, metavar="D", help="of Q, K and V (128)")
     add("--dtype", default="bf16", help="bf16 or fp16")
-    _add_problem_options(parser)
+    _add_problem_options(parser, visible=False)
     add("--exp2-share", type=float, metavar="F", help="emulated share of exp2 (the plan's own)")
     add("--gemm", metavar="MxNxK", help="a matrix product, for a --kernel that computes one")
     add("--clock", default="burst", metavar="C", help="burst (default), sustained or GHz")
@@ -214,16 +227,23 @@ def _add_simulate(commands: Any) -> None:
 
 def _run_simulate(args: argparse.Namespace) -> str:
     from roofline.cycles import pages
+    from roofline.cycles.hardware import latencies
     from roofline.cycles.predict import predict, replay_file
 
     if args.assumptions:
-        return pages.assumptions_text(find_gpu(args.gpu).arch_number)
-    if args.records:
+        number = find_gpu(args.gpu).arch_number
+        if args.json:
+            return json_text({name: q.to_dict() for name, q in latencies(number).items()})
+        return pages.assumptions_text(number)
+    _check_outputs(args, ("timeline", "save_records"))
+    if args.records is not None:
+        if not args.records.strip():
+            raise RooflineError(f"records {args.records!r}: must name a file")
         replayed = replay_file(args.records, find_gpu(args.gpu))
         return json_text(replayed.to_dict()) if args.json else pages.records_text(replayed)
     head_dim = check_size("head_dim", args.head_dim)
     problem: Problem | Gemm | None
-    if args.gemm:
+    if args.gemm is not None:
         problem = parse_gemm(args.gemm)
     else:
         _published_problem(args, head_dim)
@@ -262,7 +282,7 @@ def _add_report(commands: Any) -> None:
     add = parser.add_argument
     add("--kernel", default="fa4", metavar="NAME", help="fa4, or MODULE:FUNCTION of a workload")
     add("--head-dim", type=int, default=128, metavar="D", help="of Q, K and V (128)")
-    _add_problem_options(parser)
+    _add_problem_options(parser, visible=False)
     add("--measured-ms", type=float, metavar="MS", help="your own timing of the problem")
     add("--no-shares", action="store_true", help="skip the sweep over emulated shares of exp2")
     add("--out", metavar="FOLDER", help="write report.md and the plots (PNG, SVG) there")
@@ -273,6 +293,7 @@ def _add_report(commands: Any) -> None:
 def _run_report(args: argparse.Namespace) -> str:
     from roofline import report
 
+    folder = None if args.out is None else _folder(args.out)
     head_dim = check_size("head_dim", args.head_dim)
     _published_problem(args, head_dim)
     made = report.make(
@@ -284,11 +305,10 @@ def _run_report(args: argparse.Namespace) -> str:
         measured_ms=args.measured_ms,
         shares=not args.no_shares,
     )
-    if not args.out:
+    if folder is None:
         return json_text(made.to_dict()) if args.json else report.markdown(made).rstrip()
     from roofline.plots import save
 
-    folder = Path(args.out)
     files = save(made, folder)
     _write(str(folder / "report.md"), report.markdown(made, files))
     if args.json:
@@ -319,6 +339,35 @@ def _run_shares(args: argparse.Namespace) -> str:
     return json_text([row.to_dict() for row in found]) if args.json else text(found)
 
 
+def _folder(path: str) -> Path:
+    """The folder to write to, made if it is not there."""
+    if not path.strip():
+        raise RooflineError(f"out {path!r}: must name a folder")
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RooflineError(f"out {path!r}: cannot be made: {error.strerror}") from None
+    return folder
+
+
+def _check_outputs(args: argparse.Namespace, names: Sequence[str]) -> None:
+    """Files to write can be opened: said before minutes of work, not after them."""
+    for name in names:
+        path = getattr(args, name)
+        if path is None:
+            continue
+        there = os.path.lexists(path)
+        try:
+            with open(path, "ab"):
+                pass
+        except OSError as error:
+            option = name.replace("_", "-")
+            raise RooflineError(f"{option} {path!r}: cannot be written: {error.strerror}") from None
+        if not there:  # the work may still fail
+            os.remove(path)
+
+
 def _write(path: str, text: str) -> None:
     try:
         with open(path, "w", encoding="utf-8") as file:
@@ -338,7 +387,8 @@ def _published_problem(args: argparse.Namespace, head_dim: int) -> None:
 
 
 def _run_budget(args: argparse.Namespace) -> str:
-    tile_m, tile_n = parse_tile(args.tile or DEFAULT_TILES.get(args.direction, "256x128"))
+    default = DEFAULT_TILES.get(args.direction, "256x128")
+    tile_m, tile_n = parse_tile(default if args.tile is None else args.tile)
     result = budget(
         args.gpu,
         tile_m,

@@ -34,7 +34,7 @@ from roofline.candidates import ROW_REGISTERS, Candidate
 from roofline.cuda_cores import cuda_cores, exp_term
 from roofline.gpus import Gpu
 from roofline.intervals import COMPLETION_CYCLES, serial_cycles
-from roofline.terms import mma_exact, smem_exact, smem_wgmma, total
+from roofline.terms import mma_exact, smem_exact, total
 from roofline.tile import Tile
 
 #: Cycles from a load's issue to its data where a GPU's entry does not say (as B200's, measured).
@@ -148,7 +148,7 @@ def _tensor_cycles(tile: Tile) -> float:
 
 def _smem_cycles(tile: Tile) -> float:
     """On Hopper the slower reading: each 64-row wgmma reads its B operand anew."""
-    return float(total(smem_wgmma(tile) or smem_exact(tile)))
+    return float(total(smem_exact(tile)))
 
 
 def _reload(stage: Tile) -> float:

@@ -11,6 +11,8 @@ entry. ``base`` names an entry to start from; what is measured there is assumed 
     tag = "assumed"
     source = "what if"
 
+A table without ``tag`` is *assumed*, one without ``source`` is from that file.
+
 Tags: *measured* on silicon by the source named, *vendor* as NVIDIA publishes it, *derived* from
 other published numbers by the arithmetic in the source line, *assumed* where nothing better is
 public.
@@ -35,6 +37,9 @@ TAGS = ("measured", "vendor", "derived", "assumed")
 GPU_NAMES = ("h100", "h200", "b200", "gb200", "b300", "gb300")
 #: What a bare architecture stands for, by its number: sm_100, sm_100a and sm_100f mean the same.
 ARCH_DEFAULTS = MappingProxyType({90: "h100", 100: "b200", 103: "b300"})
+_FIRST_WITH_TMEM = 100
+#: A user's number that is so many times above or below every known GPU's is taken for an error.
+_FAR = 1000
 _DATA = Path(__file__).with_name("gpu_data")
 
 
@@ -161,7 +166,7 @@ class Gpu:
                 raise RooflineError(f"{field}: unknown field; known are {', '.join(FIELDS)}")
             table = {"value": value, "unit": FIELDS[field].unit}
             changed[field] = _quantity(field, table, "override", builtin=False)
-        return replace(self, quantities=MappingProxyType(changed))
+        return _consistent(replace(self, quantities=MappingProxyType(changed)), "override")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: name, title, arch and every quantity with its unit, tag and source."""
@@ -242,7 +247,39 @@ def parse_gpu(entry: Mapping[str, Any], where: str, *, builtin: bool = False) ->
             raise RooflineError(f"{where}: {field}: missing; add value and unit ({spec.unit})")
     ordered = {field: quantities[field] for field in FIELDS if field in quantities}
     title = str(entry.get("title", entry["name"]))
-    return Gpu(entry["name"], title, arch, MappingProxyType(ordered))
+    gpu = _consistent(Gpu(entry["name"], title, arch, MappingProxyType(ordered)), where)
+    for field in () if builtin else entry.keys() & FIELDS.keys():
+        _plausible(gpu, field, where)
+    return gpu
+
+
+def _consistent(gpu: Gpu, where: str) -> Gpu:
+    """The GPU. RooflineError if its numbers contradict each other or its architecture."""
+    if gpu.arch_number not in ARCH_DEFAULTS:
+        known = ", ".join(f"sm_{number}a" for number in ARCH_DEFAULTS)
+        raise RooflineError(f"{where}: arch {gpu.arch!r}: unknown; known are {known}")
+    if gpu.has_tmem != (gpu.arch_number >= _FIRST_WITH_TMEM):
+        what = "has no TMEM, but tmem_columns says so" if gpu.has_tmem else "needs tmem_columns"
+        raise RooflineError(
+            f"{where}: arch {gpu.arch!r}: {what}; choose the base of that architecture"
+        )
+    block, sm = gpu["smem_block"].value, gpu["smem_sm"].value
+    if block > sm:
+        raise RooflineError(
+            f"{where}: smem_block.value: {block} B, but smem_sm is {sm}: {block - sm} too many"
+        )
+    return gpu
+
+
+def _plausible(gpu: Gpu, field: str, where: str) -> None:
+    """RooflineError if a number is so far from every GPU's that its unit must be another."""
+    known = [float(other[field].value) for other in gpus() if other.has(field)]
+    value = gpu[field].value
+    if not min(known) / _FAR <= value <= max(known) * _FAR:
+        raise RooflineError(
+            f"{where}: {field}.value: {value} is more than {_FAR} times off the known GPUs'"
+            f" {min(known):g} to {max(known):g}; is it in {FIELDS[field].unit}?"
+        )
 
 
 def _base(name: str, where: str) -> Gpu:

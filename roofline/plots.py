@@ -91,9 +91,12 @@ def _roofline(axes: Any, report: Report) -> None:
 def _budget(axes: Any, report: Report) -> None:
     """MMA, SMEM and exp cycles of a key block, tile by tile."""
     tiles = [(128, 64), (128, 128), (256, 64), (256, 128)]
+    share = float(report.detail.work.options.get("exp2_emulated_share", 0.0))
+    names = "MMA", "SMEM", f"exp, {share:.1%} by polynomial"
     for i, (rows, keys) in enumerate(tiles):
-        b = budget(report.gpu, rows, keys, report.head_dim)
-        for j, (name, value) in enumerate((("MMA", b.mma), ("SMEM", b.smem), ("exp", b.exp))):
+        b = budget(report.gpu, rows, keys, report.head_dim, exp2_emulated_share=share)
+        terms = ((names[0], b.mma), (names[1], b.smem_port), (names[2], b.exp))
+        for j, (name, value) in enumerate(terms):
             axes.bar(
                 i + (j - 1) * 0.27,
                 value,
@@ -140,6 +143,12 @@ def _share(axes: Any, report: Report) -> None:
         "o-",
         color=_INK,
     )
+    axes.set_ylim(bottom=0)
+    for share, p in report.shares:
+        axes.annotate(
+            f"{p.tflops:.0f}", (100 * share, p.tflops), (0, 7), textcoords="offset points",
+            ha="center", fontsize=8,
+        )  # fmt: skip
     axes.set_xlabel("exponentials by polynomial (%)")
     axes.set_ylabel("speed (TFLOP/s), model")
     axes.set_title(_title(report))

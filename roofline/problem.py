@@ -106,11 +106,14 @@ def published_problem(head_dim: int, seqlen: int = SEQLEN, causal: bool = False)
 
 
 def visible_share(value: float) -> Fraction:
-    """The exact fraction of a decimal share; RooflineError if it is no number."""
+    """The exact fraction of a decimal share; RooflineError if it is none above 0 and up to 1."""
     try:
-        return Fraction(str(value))
+        share = Fraction(str(value))
     except ValueError:
         raise RooflineError(f"visible {value!r}: must be a number from 0 to 1") from None
+    if not 0 < share <= 1:
+        raise RooflineError(f"visible {value}: must be above 0 and at most 1")
+    return share
 
 
 @dataclass(frozen=True)

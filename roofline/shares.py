@@ -21,6 +21,7 @@ from roofline.evidence import KERNEL_TILE, rows_for
 from roofline.formats import find_format
 from roofline.gpus import Gpu, find_gpu
 from roofline.problem import SEQLEN, published_problem
+from roofline.terms import WGMMA_ROWS
 from roofline.text import table
 from roofline.tile import Tile
 from roofline.tiles import SHARES
@@ -44,11 +45,12 @@ class Answer:
 class ShareRow:
     """Cycles of a key block's MMA and SMEM, and of exp without and with the best share by pipes.
 
-    share, bound: by pipes; chain: with latencies, None on Hopper, where the tile is another;
+    share, bound: by pipes; chain: with latencies, None on Hopper;
     replay: of this project's kernel, None where there is none.
     """
 
     gpu: str
+    tile: str
     head_dim: int
     head_dim_v: int
     dtype: str
@@ -73,9 +75,15 @@ class ShareRow:
         }
 
 
-def row_of(gpu: Gpu, head_dim: int, head_dim_v: int, dtype: str, *, anew: bool = False) -> ShareRow:
-    """The best share for FlashAttention-4's tile. anew: emulate and replay, and take no table."""
+def tile_of(gpu: Gpu) -> tuple[int, int]:
+    """FlashAttention-4's tile; on Hopper, whose registers hold no such tile, two wgmma's rows."""
     tile_m, tile_n, _ = KERNEL_TILE
+    return (tile_m, tile_n) if gpu.has_tmem else (2 * WGMMA_ROWS, tile_n)
+
+
+def row_of(gpu: Gpu, head_dim: int, head_dim_v: int, dtype: str, *, anew: bool = False) -> ShareRow:
+    """The best share for the tile of `tile_of`. anew: emulate and replay, and take no table."""
+    tile_m, tile_n = tile_of(gpu)
     by_share = [
         (
             share,
@@ -91,8 +99,8 @@ def row_of(gpu: Gpu, head_dim: int, head_dim_v: int, dtype: str, *, anew: bool =
     chain = _chain(gpu, head_dim, head_dim_v, dtype)
     replay = (_replayed if anew else _known)(gpu, head_dim, head_dim_v, dtype)
     return ShareRow(
-        gpu.name, head_dim, head_dim_v, dtype, best.mma, best.smem, plain.exp, best.exp, share,
-        best.bound, chain, replay,
+        gpu.name, f"{tile_m}x{tile_n}", head_dim, head_dim_v, dtype, best.mma, best.smem_port,
+        plain.exp, best.exp, share, best.bound, chain, replay,
     )  # fmt: skip
 
 
@@ -166,11 +174,13 @@ def text(found: list[ShareRow]) -> str:
         row: list[object] = [dims, r.dtype, r.mma, r.smem, r.exp_plain, r.exp_best]
         row += [f"{float(r.share):.1%}", r.bound, *_cells(r.chain), *_cells(r.replay)]
         rows.append(row)
-    tile_m, tile_n, _ = KERNEL_TILE
     head = (
-        f"{found[0].gpu}: tile {tile_m}x{tile_n}, cycles of a key block by unit, and the best share"
+        f"{found[0].gpu}: tile {found[0].tile}, cycles of a key block by unit, and the best share"
     )
-    return f"{head}\n\n{table(header, rows)}"
+    if any(r.chain is not None for r in found):
+        return f"{head}\n\n{table(header, rows)}"
+    note = "chain and replay: none, for no kernel here emulates exp2 on this architecture"
+    return f"{head}\n\n{table(header, rows)}\n\n{note}"
 
 
 def _cells(answer: Answer | None) -> tuple[str, str]:

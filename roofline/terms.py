@@ -7,8 +7,9 @@ Two countings stand beside each other:
   narrower than 128 keys or a value head narrower than 128.
 * *exact*: what the MMAs that must be issued read and take. An MMA's rows are padded to what the
   tensor core runs at full rate, its reduction to the format's K step; B is read once for each 128
-  rows, A once for each 256 columns, the widest MMA. It is below the published form where that
-  over-counts, and above it where a block of keys or queries is read more than once.
+  rows (on Hopper for each 64, those of a wgmma), A once for each 256 columns, the widest MMA. It is
+  below the published form where that over-counts, and above it where a block of keys or queries is
+  read more than once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from fractions import Fraction
 from roofline.tile import Tile
 
 BLOCK = 128  # rows of the paper's MMA block, M of one tcgen05.mma per SM
+WGMMA_ROWS = 64  # M of one wgmma
 MMA_COLUMNS = 256  # the widest N of tcgen05.mma and wgmma (PTX ISA 9.1 section 9.7.16.2)
 ACCUMULATOR_BYTES = 4  # dQ is accumulated in fp32
 #: Passes over half a dS tile that the two-CTA backward adds to the SMEM port. The paper gives only
@@ -136,31 +138,19 @@ def _backward_exchange(tile: Tile) -> tuple[Term, ...]:
 
 
 def smem_exact(tile: Tile) -> tuple[Term, ...]:
-    """SMEM cycles of the MMAs that must be issued, plus the backward's exchanges."""
+    """SMEM cycles of the MMAs that must be issued, plus the backward's exchanges.
+
+    Each wgmma reads its B anew, those of several warpgroups on the same B too: measured on an H200
+    (`roofline.intervals`, tests/roofline/hardware/wgmma.py).
+    """
+    block = BLOCK if tile.gpu.has_tmem else WGMMA_ROWS
     terms = []
     for product in matmuls(tile):
         rows = round_up(product.rows, 64)
         depth = round_up(product.depth, tile.format.mma_k)
         a = ceil_div(product.cols, MMA_COLUMNS) * rows * depth if product.a_in_smem else 0
-        b = ceil_div(product.rows, BLOCK) * Fraction(product.cols * depth, tile.ctas)
+        b = ceil_div(product.rows, block) * Fraction(product.cols * depth, tile.ctas)
         terms.append(Term(f"operands of {product.name}", _read(tile, a + b)))
-    if tile.direction == "backward":
-        terms.extend(_backward_exchange(tile))
-    return tuple(terms)
-
-
-def smem_wgmma(tile: Tile) -> tuple[Term, ...] | None:
-    """SMEM cycles if each 64-row wgmma reads B anew; None where MMAs are tcgen05."""
-    if tile.gpu.has_tmem:
-        return None
-    terms = []
-    for product in matmuls(tile):
-        depth = round_up(product.depth, tile.format.mma_k)
-        blocks = ceil_div(product.rows, 64)
-        a = ceil_div(product.cols, MMA_COLUMNS) * blocks * 64 * depth if product.a_in_smem else 0
-        terms.append(
-            Term(f"operands of {product.name}", _read(tile, a + blocks * product.cols * depth))
-        )
     if tile.direction == "backward":
         terms.extend(_backward_exchange(tile))
     return tuple(terms)

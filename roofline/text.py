@@ -53,7 +53,7 @@ def budget_text(b: Budget) -> str:
         ["MMA", b.mma, b.mma_exact],
         *_breakdown(b.mma_terms),
         ["SMEM", b.smem, b.smem_exact],
-        *_breakdown(b.smem_terms),
+        *(_breakdown(b.smem_terms) if tile.gpu.has_tmem else _breakdown_both(b)),
         ["exp", b.exp, b.exp],
         *_exp_rows(b),
     ]
@@ -72,6 +72,11 @@ def budget_text(b: Budget) -> str:
 
 def _breakdown(terms: Sequence[Term]) -> list[list[object]]:
     return [[f"  {term.name}", whole_cycles(term.cycles), ""] for term in terms]
+
+
+def _breakdown_both(b: Budget) -> list[list[object]]:
+    pairs = zip(b.smem_terms, b.smem_exact_terms, strict=True)
+    return [[f"  {p.name}", whole_cycles(p.cycles), whole_cycles(e.cycles)] for p, e in pairs]
 
 
 def _exp_rows(b: Budget) -> list[list[object]]:

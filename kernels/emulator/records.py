@@ -274,12 +274,19 @@ class Records:
                 " record the kernel again"
             )
         try:
-            return _from_arrays(head, arrays)
-        except (KeyError, TypeError, ValueError) as error:
-            raise RecordsError(f"{path}: damaged records ({error!r})") from None
+            records = _from_arrays(head, arrays)
+            _check_head(records)
+            _check_code(records.code)
+            _check_warps(records)
+        except KeyError as error:
+            raise RecordsError(f"{path}: damaged records: no {error.args[0]}") from None
+        except (TypeError, ValueError, AttributeError, IndexError) as error:
+            raise RecordsError(f"{path}: damaged records: {error}") from None
+        return records
 
 
 _ZIP_ERRORS: tuple[type[Exception], ...] = (zipfile.BadZipFile, zlib.error)
+_DTYPES = {"leader": np.bool_, "machine": np.bool_, "op": np.uint8, "width": np.uint8}  # else int32
 _CODE_ARRAYS = tuple(
     f.name for f in fields(Code) if f.name not in ("registers", "op_names", "sources")
 )
@@ -310,6 +317,89 @@ def _from_arrays(head: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Recor
         code,
         tuple(warps),
     )
+
+
+def _check(holds: bool, field: str, must: str) -> None:
+    if not holds:
+        raise ValueError(f"{field}: must {must}")
+
+
+def _check_head(records: Records) -> None:
+    """ValueError that names the field of a launch that cannot have been."""
+    for name in ("kernel", "gpu"):
+        _check(isinstance(getattr(records, name), str), name, "be text")
+    for name in ("grid", "block", "cluster"):
+        sizes = getattr(records, name)
+        positive = all(type(n) is int and n > 0 for n in sizes)
+        _check(len(sizes) == 3 and positive, name, "be three positive integers")
+    for name, value in (("smem_bytes", records.smem_bytes), ("registers", records.code.registers)):
+        _check(type(value) is int and value >= 0, name, "be a non-negative integer")
+    for name in ("op_names", "sources"):
+        _check(all(isinstance(n, str) for n in getattr(records.code, name)), name, "be texts")
+    ctas = records.ctas
+    known = all(type(n) is int and n >= 0 for n in ctas) and len(set(ctas)) == len(ctas)
+    whole = len(ctas) > 0 and len(ctas) % records.cluster_ctas == 0
+    _check(known and whole, "ctas", "be block indices of whole clusters")
+
+
+def _check_code(code: Code) -> None:
+    """ValueError that names the array whose type, length or range is not that of a kernel."""
+    for field in fields(Code):
+        if field.name not in _CODE_ARRAYS:
+            continue
+        array = getattr(code, field.name)
+        kind = np.dtype(_DTYPES.get(field.name, np.int32))
+        _check(array.dtype == kind and array.ndim == 1, field.name, f"be a list of {kind}")
+    _check(len(code.segment_start) > 1, "segment_start", "name a segment")
+    segments, count = len(code.segment_start) - 1, len(code.op)
+    for name in ("leader", "machine", "target"):
+        _check(len(getattr(code, name)) == segments, name, f"have {segments} entries")
+    for name in ("width", "op_name", "source", "ptx_line", "immediate"):
+        _check(len(getattr(code, name)) == count, name, f"have {count} entries")
+    for name, rows, total in (
+        ("segment_start", segments, count),
+        ("def_start", count, len(code.defs)),
+        ("use_start", count, len(code.uses)),
+    ):
+        start = getattr(code, name)
+        _check(len(start) == rows + 1, name, f"have {rows + 1} entries")
+        _check(start[0] == 0 and start[-1] == total, name, f"go from 0 to {total}")
+        _check(bool((np.diff(start) >= 0).all()), name, "not fall")
+    for name, low, high in (
+        ("op", 0, len(OpClass)),
+        ("width", 1, 3),
+        ("op_name", 0, len(code.op_names)),
+        ("source", 0, len(code.sources)),
+        ("target", -1, segments),
+        ("defs", 0, code.registers),
+        ("uses", 0, code.registers),
+        ("immediate", 0, 1 << 31),
+    ):
+        array = getattr(code, name)
+        inside = bool(((array >= low) & (array < high)).all())
+        _check(inside, name, f"be from {low} to {high - 1}")
+
+
+def _check_warps(records: Records) -> None:
+    """ValueError that names what a warp cannot have done."""
+    code = records.code
+    kinds = np.array(list(Event))
+    answers = np.where(code.machine, np.diff(code.segment_start), 0)  # instructions with events
+    for w in records.warps:
+        who = f"of warp {w.warp} of CTA {w.cta}"
+        _check(w.cta in records.ctas, "warps", "be of the CTAs recorded")
+        _check(type(w.warp) is int and w.warp >= 0 and isinstance(w.role, str), "warps", "be named")
+        _check(w.steps.dtype == np.int64 and w.steps.ndim == 1, "steps", "be a list of int64")
+        shaped = w.events.dtype == np.int64 and w.events.shape[1:] == (5,)
+        _check(shaped, "events", "be rows of five int64")
+        inside = bool(((w.segments >= 0) & (w.segments < len(answers))).all())
+        _check(inside and bool((w.lanes <= 32).all()), f"steps {who}", "be of the code's segments")
+        _check(bool(np.isin(w.events[:, 0] & ~MORE, kinds).all()), f"events {who}", "be known")
+        last = int((w.events[:, 0] & MORE == 0).sum())
+        expected = int(answers[w.segments].sum())
+        _check(last == expected, f"events {who}", f"answer {expected} instructions, not {last}")
+    for i, warps in enumerate(records.clusters()):
+        _check(any(len(w.steps) for w in warps), "steps", f"be there for cluster {i}")
 
 
 def record(

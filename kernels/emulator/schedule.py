@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # mask 0xFEFFFFFF show); a CTA's own addresses carry its rank too.
 CTA_RANK_SHIFT = 24
 CTA_WINDOW_MASK = (1 << CTA_RANK_SHIFT) - 1
+NO_CTA = 0xFF  # the rank in an address that mapa could not make; clusters have at most 16 CTAs
 
 POLICIES = ("round_robin", "run_until_blocked", "random", "adversarial")
 VISIBILITIES = ("eager", "late")

@@ -19,7 +19,7 @@ from .isa.table import Wait
 from .isa.wgmma import Groups
 from .memory import LocalMemory, SharedMemory, TensorMemory
 from .registers import WarpRegisters
-from .schedule import CTA_RANK_SHIFT, CTA_WINDOW_MASK, AsyncOp, BulkGroups, PendingLoad
+from .schedule import CTA_RANK_SHIFT, CTA_WINDOW_MASK, NO_CTA, AsyncOp, BulkGroups, PendingLoad
 from .sync import MbarrierUnit
 from .sync.votes import Vote
 
@@ -249,10 +249,10 @@ class Cta:
         rank = address >> CTA_RANK_SHIFT
         peers = self.machine.ctas
         if rank >= len(peers):
+            who = "a CTA that mapa did not find" if rank == NO_CTA else f"CTA {rank}"
             raise EmulatorFault(
                 "cluster_address",
-                f"shared::cluster address {address:#x} names CTA {rank} of a cluster of"
-                f" {len(peers)}",
+                f"shared::cluster address {address:#x} names {who} of a cluster of {len(peers)}",
                 address=address,
             )
         check_alive(peers[rank], "an access to shared memory")

@@ -62,7 +62,7 @@ class Turns:
             else:
                 quiet += 1
                 if quiet >= enough and self._nothing_left(circles, warp):
-                    raise livelock_fault()
+                    raise livelock_fault(self.ctas)
             if limit is not None and self.executed > limit:
                 raise EmulatorFault(
                     "instruction_limit",
@@ -256,12 +256,15 @@ def _lowest(fragments: list[Fragment]) -> tuple[Fragment | None, int]:
     return best, stop
 
 
-def livelock_fault() -> EmulatorFault:
-    """For warps that can run, and never get anywhere."""
+def livelock_fault(ctas: list[Cta]) -> EmulatorFault:
+    """For warps that can run, and never get anywhere; names what the others are blocked on."""
+    fragments = [f for cta in ctas for warp in cta.warps for f in warp.fragments]
+    waits = sorted({f.wait.what for f in fragments if f.wait is not None})
+    others = f". The others wait for: {'; '.join(waits)}" if waits else ""
     return EmulatorFault(
         "livelock",
         "every warp that can run goes round in circles: what they look at does not change any"
-        " more, and nobody is left to change it",
+        f" more, and nobody is left to change it{others}",
     )
 
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from roofline.cycles.probe import LONG, SHORT, imported, known_gpu, long_dtype, made_for
+from roofline.cycles.probe import LONG, SHORT, imported, known_gpu, long_dtype, made_for, takes
+from roofline.errors import RooflineError
 from roofline.gemm import GROUP, Gemm, GemmBounds, Tiling, gemm_bounds
 from roofline.gpus import Gpu
 from roofline.terms import ceil_div
@@ -37,6 +38,7 @@ class GemmWorkload:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     iteration: ClassVar[str] = "K block"
+    needs: ClassVar[tuple[str, ...]] = ("tile_cols", "tile_depth")
 
     def iterations(self, problem: Gemm) -> int:
         """K blocks of each work item."""
@@ -83,6 +85,11 @@ def gemm_workload(
 ) -> GemmWorkload:
     """The kernel that an import string names. RooflineError if there is none, or it refuses."""
     name, make = known_gpu(gpu), imported(kernel)
+    if not takes(make, ("m", "n", "k")):
+        raise RooflineError(
+            f"gemm: kernel {kernel} computes no matrix product; name one that does by --kernel"
+            " MODULE:FUNCTION"
+        )
     first = GemmWorkload(
         kernel, make, name, long_dtype(dtype), 1, 1, 1, 1, False, options=dict(options or {})
     )

@@ -10,46 +10,53 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from roofline.problem import Problem
 
 #: Items beyond which the schedule is bounded and not simulated.
 MAX_ITEMS = 1 << 18
+T = TypeVar("T")
+
+
+def settled(points: Sequence[T], length: Callable[[T], int]) -> list[T]:
+    """The points from half the longest on, shortest first; at least two, if there are."""
+    found = sorted(points, key=length)
+    late = [point for point in found if 2 * length(point) >= length(found[-1])]
+    return late if len(late) > 1 else found[-2:]
 
 
 @dataclass(frozen=True)
 class ItemCost:
     """Cycles of a work item by its key blocks. points: (blocks, cycles), rising.
 
-    start: cycles before the first item of a persistent CTA.
+    start: cycles before the first item of a persistent CTA. least: cycles of the busiest unit for a
+    key block, below which no steady state is.
     """
 
     points: tuple[tuple[int, float], ...]
     start: float = 0.0
-
-    @property
-    def _settled(self) -> tuple[tuple[int, float], ...]:
-        """The points from half the longest item on."""
-        longest = self.points[-1][0]
-        return tuple(point for point in self.points if 2 * point[0] >= longest)
+    least: float = 0.0
 
     @property
     def slope(self) -> float:
-        """Cycles of one more key block in steady state."""
-        settled = self._settled if len(self._settled) > 1 else self.points[-2:]
-        if len(settled) == 1:
-            blocks, cycles = settled[0]
-            return cycles / max(blocks, 1)
-        (n0, c0), (n1, c1) = settled[0], settled[-1]
-        return (c1 - c0) / (n1 - n0)
+        """Cycles of one more key block in steady state.
+
+        It is a difference of replays, each of which may have been lucky; the busiest unit was not.
+        """
+        found = settled(self.points, lambda point: point[0])
+        (n0, c0), (n1, c1) = found[0], found[-1]
+        slope = (c1 - c0) / (n1 - n0) if n1 > n0 else c1 / max(n1, 1)
+        return max(slope, self.least)
 
     @property
     def overhead(self) -> float:
         """Cycles of an item that do not depend on its length, by the steady state."""
-        settled = self._settled
-        return sum(cycles - self.slope * blocks for blocks, cycles in settled) / len(settled)
+        longest = self.points[-1][0]
+        late = [point for point in self.points if 2 * point[0] >= longest]
+        return sum(cycles - self.slope * blocks for blocks, cycles in late) / len(late)
 
     def cycles(self, blocks: int) -> float:
         points = self.points

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from kernels.emulator.records import MmaForm, OpClass
 from roofline.errors import RooflineError
@@ -51,16 +52,33 @@ UNITS = (
 )
 
 
+def _tables(arch_number: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """File, name and fields of each constant; Hopper's own come last."""
+    for path in (_DATA, _HOPPER) if arch_number < 100 else (_DATA,):
+        for name, table in tomllib.loads(path.read_text(encoding="utf-8")).items():
+            yield path.name, name, table
+
+
 @cache
 def latencies(arch_number: int = 100) -> Mapping[str, Quantity]:
     """The model's own constants on an architecture, by name, each with unit, tag and source."""
     found: dict[str, Quantity] = {}
-    for path in (_DATA, _HOPPER) if arch_number < 100 else (_DATA,):
-        for name, table in tomllib.loads(path.read_text(encoding="utf-8")).items():
-            found[name] = quantity = Quantity(**table)
-            if quantity.tag not in TAGS or quantity.value <= 0 or not quantity.source:
-                raise RooflineError(f"{path.name}: {name}: bad tag, value or source")
+    for file, name, table in _tables(arch_number):
+        fields = {key: value for key, value in table.items() if key != "calibrated_on"}
+        found[name] = quantity = Quantity(**fields)
+        if quantity.tag not in TAGS or quantity.value <= 0 or not quantity.source:
+            raise RooflineError(f"{file}: {name}: bad tag, value or source")
     return found
+
+
+@cache
+def calibrations(arch_number: int = 100) -> Mapping[str, str]:
+    """Constants that measured times of whole kernels decided, with the rows that did.
+
+    Rows: of tests/roofline/hardware/h200_peers.csv. There are none on Blackwell.
+    """
+    tables = _tables(arch_number)
+    return {name: t["calibrated_on"] for _, name, t in tables if "calibrated_on" in t}
 
 
 @dataclass(frozen=True)

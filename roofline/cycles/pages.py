@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from roofline.cycles.hardware import latencies
+from roofline.cycles.hardware import calibrations, latencies
 from roofline.cycles.predict import GAIN, Prediction, RecordsReplay
 from roofline.cycles.state import Run, Span
 from roofline.text import table
@@ -39,9 +39,23 @@ def simulate_text(p: Prediction) -> str:
     parts.append(stalls_text(p.steady))
     parts.append(
         f"{p.emulated_instructions / 1e6:.1f} M thread-instructions emulated, replayed and extended"
-        f" in {p.wall_seconds:.0f} s;\nno measurement of this kernel went into it"
+        f" in {p.wall_seconds:.0f} s;\n" + calibration_text(p.gpu.arch_number)
     )
     return "\n\n".join(parts)
+
+
+def calibration_text(arch_number: int) -> str:
+    """Which measured times of kernels the model stands on."""
+    by_rows: dict[str, list[str]] = {}
+    for name, rows in calibrations(arch_number).items():
+        by_rows.setdefault(rows, []).append(name)
+    if not by_rows:
+        return "no measured time of a kernel went into it"
+    lines = [f"  {', '.join(names)}: {rows}" for rows, names in by_rows.items()]
+    head = (
+        "constants that measured times of kernels decided (tests/roofline/hardware/h200_peers.csv):"
+    )
+    return "\n".join([head, *lines])
 
 
 def units_text(p: Prediction) -> str:
@@ -52,7 +66,7 @@ def units_text(p: Prediction) -> str:
         cells: list[object] = [unit]
         cells += ["", ""] if busy is None else [round(busy), f"{busy / p.steady.cycles:.0%}"]
         if p.gains:
-            cells.append(f"{p.gains[unit]:+.1%}" if unit in p.gains else "")
+            cells.append(str(p.gains[unit]) if unit in p.gains else "")
         rows.append(cells)
     header = [f"unit, for a {p.work.iteration}", "cycles", "busy"]
     if p.gains:
@@ -114,7 +128,7 @@ def records_text(found: RecordsReplay) -> str:
         busiest = max(run.busy, key=lambda unit: run.busy[unit])
         ctas = records.ctas[i * records.cluster_ctas : (i + 1) * records.cluster_ctas]
         name = ", ".join(map(str, ctas))
-        share = f"{run.busy[busiest] / run.cycles:.0%}"
+        share = f"{run.busy[busiest] / run.cycles:.0%}" if run.cycles else "-"
         rows.append([name, round(run.cycles), run.instructions, busiest, share])
     head = f"{found.gpu.title} ({found.gpu.arch}): {records.kernel}, grid {records.grid}"
     return f"{head}\n\n" + table(

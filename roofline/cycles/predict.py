@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ from kernels.emulator.records import Records, RecordsError, WarpRecord
 from roofline.cycles.blocks import Blocks
 from roofline.cycles.clocks import clock_ghz
 from roofline.cycles.gemm import GemmWorkload, gemm_workload
-from roofline.cycles.grid import Filled, ItemCost, fill, item_cycles
-from roofline.cycles.hardware import UNITS, Hardware, hardware
-from roofline.cycles.probe import Probe, Workload, probes, stand_ins, workload
+from roofline.cycles.grid import Filled, ItemCost, fill, item_cycles, settled
+from roofline.cycles.hardware import UNITS, Hardware, calibrations, hardware
+from roofline.cycles.probe import Probe, Workload, check_room, probes, stand_ins, workload
 from roofline.cycles.sm import simulate
 from roofline.cycles.state import Run, Span
 from roofline.errors import RooflineError
@@ -26,8 +27,9 @@ from roofline.gpus import Gpu, find_gpu
 from roofline.problem import Problem
 
 GAIN = 1.1  # gains are told for a unit this much faster
-# The replay is sensitive to who comes first at a pipe, so a gain is the mean of more than one.
-_TRIED = (1.1, 1.2, 1.3)
+#: A replay is sensitive to who comes first at a pipe, so a gain is the mean of many, all latencies
+#: shorter or longer by these factors.
+GAIN_VARIANTS = (0.9, 0.93, 0.97, 1.0, 1.03, 1.07, 1.1)
 #: So are cycles: warpgroups fall into step with one another or not. They are the mean of replays
 #: with all latencies shorter or longer by these factors.
 VARIANTS = (0.9, 0.95, 1.0, 1.05, 1.1)
@@ -43,6 +45,23 @@ class Replayed:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """What a faster unit saves. share: of the time, mean of replays; spread: standard deviation."""
+
+    share: float
+    spread: float
+
+    @property
+    def known(self) -> bool:
+        """Whether replays agree that it saves something. Less than nothing is luck: a faster unit
+        costs no time but by who comes first elsewhere."""
+        return self.share > self.spread and self.share >= 5e-4
+
+    def __str__(self) -> str:
+        return f"{self.share:+.1%}" if self.known else "~0"
+
+
+@dataclass(frozen=True)
 class Prediction:
     """What the cycle model says of a problem. Cycles are of the SM clock, times in seconds."""
 
@@ -53,7 +72,7 @@ class Prediction:
     cost: ItemCost
     filled: Filled
     limits: Any  # Bounds, or GemmBounds
-    gains: Mapping[str, float]  # unit -> share of the time saved if it were 10 % faster
+    gains: Mapping[str, Gain]  # unit -> what is saved if it were 10 % faster
     emulated_instructions: int
     wall_seconds: float
     clock_ghz: float
@@ -94,17 +113,8 @@ class Prediction:
 
     @cached_property
     def steady(self) -> Run:
-        """One key block in steady state: the longest replayed item less a shorter one."""
-        counts = Counter(r.items for r in self.replayed)
-        most = max(counts.values())
-        alike = [r for r in self.replayed if counts[r.items] == most]
-        alike = [r for r in alike if r.items == alike[0].items]
-        ordered = sorted(alike, key=lambda r: r.iterations)
-        long = ordered[-1]
-        if len(ordered) == 1:
-            return _difference(long.run, None, long.iterations)
-        short = ordered[-2]
-        return _difference(long.run, short.run, long.iterations - short.iterations)
+        """One key block in steady state, no shorter than its busiest unit."""
+        return _per_block(_alike(self.replayed), self.cost.slope)
 
     @property
     def bound(self) -> str:
@@ -151,33 +161,67 @@ class Prediction:
             "utilisation": {
                 unit: round(busy / steady.cycles, 4) for unit, busy in steady.busy.items()
             },
-            "gains": {unit: round(gain, 4) for unit, gain in self.gains.items()},
+            "gains": {
+                unit: {"share": round(g.share, 4), "spread": round(g.spread, 4), "known": g.known}
+                for unit, g in self.gains.items()
+            },
             "stalls": {
                 role: {cause: round(cycles, 1) for cause, cycles in causes.items()}
                 for role, causes in steady.stalls.items()
             },
+            "calibrated_on": dict(calibrations(self.gpu.arch_number)),
             "emulated_thread_instructions": self.emulated_instructions,
             "wall_seconds": round(self.wall_seconds, 2),
         }
 
 
-def _difference(long: Run, short: Run | None, blocks: int) -> Run:
-    """Per key block, and per warp of a role: the long run less the short one."""
-    empty = Run() if short is None else short
-    stalls = {}
-    for role, causes in long.stalls.items():
-        warps = long.role_warps[role] * blocks
-        before = empty.stalls.get(role, {})
-        stalls[role] = {
-            cause: (cycles - before.get(cause, 0.0)) / warps for cause, cycles in causes.items()
-        }
+def _alike(replayed: Sequence[Replayed]) -> list[Replayed]:
+    """The settled replays that differ in their key blocks alone, shortest first."""
+    counts = Counter(r.items for r in replayed)
+    items = max(counts, key=lambda n: counts[n])
+    return settled([r for r in replayed if r.items == items], lambda r: r.iterations)
+
+
+def _slope(found: Sequence[Replayed], value: Callable[[Run], float]) -> float:
+    """What one more key block adds to a count, by least squares; never less than nothing.
+
+    Counts do not depend on who comes first at a pipe. Yet items of a causal problem differ in how
+    much of them the mask cuts off, so that two neighbours do not tell what a key block takes.
+    """
+    blocks = np.array([r.iterations for r in found], float)
+    counts = np.array([value(r.run) for r in found])
+    if len(found) == 1:
+        return float(counts[0] / max(blocks[0], 1.0))
+    apart = blocks - blocks.mean()
+    return max(0.0, float(apart @ counts / (apart @ apart)))
+
+
+def _busy_a_block(found: Sequence[Replayed]) -> dict[str, float]:
+    """Cycles of each unit for a key block, from what was counted."""
+
+    def of(unit: str) -> float:
+        return _slope(found, lambda run: run.busy.get(unit, 0.0))
+
+    return {unit: of(unit) for unit in found[-1].run.busy}
+
+
+def _per_block(found: Sequence[Replayed], cycles: float) -> Run:
+    """A key block of ``cycles``: units' cycles, and waits of a warp of each role."""
+    long = found[-1].run
+
+    def waited(role: str, cause: str) -> float:
+        total = _slope(found, lambda run: run.stalls.get(role, {}).get(cause, 0.0))
+        return min(total / long.role_warps[role], cycles)
+
     return Run(
-        cycles=(long.cycles - empty.cycles) / blocks,
-        busy={u: (c - empty.busy.get(u, 0.0)) / blocks for u, c in long.busy.items()},
-        stalls=stalls,
+        cycles=cycles,
+        busy=_busy_a_block(found),
+        stalls={
+            role: {cause: waited(role, cause) for cause in causes}
+            for role, causes in long.stalls.items()
+        },
         role_warps=long.role_warps,
-        instructions=(long.instructions - empty.instructions) // blocks,
-        tensor_flops=(long.tensor_flops - empty.tensor_flops) / blocks,
+        instructions=round(_slope(found, lambda run: run.instructions)),
     )
 
 
@@ -213,28 +257,32 @@ def _longest(found: Sequence[Probe]) -> tuple[Records, tuple[WarpRecord, ...]]:
     return max(clusters, key=lambda item: sum(len(w.steps) for w in item[1]))
 
 
-def unit_gains(found: Sequence[Probe], hw: Hardware) -> dict[str, float]:
+def unit_gains(found: Sequence[Probe], hw: Hardware) -> dict[str, Gain]:
     """Share of the longest item's cycles that each unit saves if it is `GAIN` times as fast.
 
-    The code stays as compiled for ``hw``.
+    The code stays as compiled for ``hw``. Every replay with the unit faster is compared with one
+    whose latencies are off by the same factor, so that what luck the two share cancels.
     """
     records, warps = _longest(found)
-    base = simulate(warps, Blocks(records.code, hw), hw).cycles
+
+    def cycles(sm: Hardware) -> float:
+        return simulate(warps, Blocks(records.code, sm, hw), sm).cycles
+
+    off = [hw.faster("latencies", factor) for factor in GAIN_VARIANTS]
+    base = [cycles(sm) for sm in off]
     gains = {}
     for unit in UNITS:
-        worth = 0.0
-        for factor in _TRIED:
-            faster = hw.faster(unit, factor)
-            cycles = simulate(warps, Blocks(records.code, faster, hw), faster).cycles
-            worth += (1 - cycles / base) / (1 - 1 / factor) / len(_TRIED)
-        gains[unit] = worth * (1 - 1 / GAIN)
+        pairs = zip(off, base, strict=True)
+        saved = [1 - cycles(sm.faster(unit, GAIN)) / before for sm, before in pairs]
+        gains[unit] = Gain(fmean(saved), stdev(saved))
     return gains
 
 
 def item_cost(work: Workload | GemmWorkload, replayed: Sequence[Replayed]) -> ItemCost:
     """The cycles of an item by its key blocks, from what was replayed."""
+    least = max(_busy_a_block(_alike(replayed)).values(), default=0.0)
     if not work.persistent:
-        return ItemCost(tuple((r.iterations, r.run.cycles) for r in replayed))
+        return ItemCost(tuple((r.iterations, r.run.cycles) for r in replayed), least=least)
     # cycles = start + per item * items + per block * key blocks
     rows = np.array([[1.0, r.items, r.iterations] for r in replayed])
     if len(rows) != 3 or abs(np.linalg.det(rows)) < 0.5:
@@ -245,7 +293,7 @@ def item_cost(work: Workload | GemmWorkload, replayed: Sequence[Replayed]) -> It
     start, per_item, per_block = map(float, np.linalg.solve(rows, cycles))
     n = min(r.iterations // r.items for r in replayed)
     points = tuple((k * n, per_item + per_block * k * n) for k in (1, 2))
-    return ItemCost(points, start)
+    return ItemCost(points, start, least)
 
 
 def predict(
@@ -278,6 +326,7 @@ def predict(
     hw = hardware(gpu)
     limits = work.limits(gpu, problem)
     found, replayed = _evidence(gpu, work, stand_ins(work, problem))
+    check_room(gpu, found)
     cost = item_cost(work, replayed)
     filled = _fill(gpu, work, problem, cost, found)
     share = _tensor_share(work.items(problem), replayed, filled)
@@ -337,6 +386,12 @@ def replay_file(path: str, gpu: Gpu) -> RecordsReplay:
         raise RooflineError(str(error)) from None
     except OSError as error:
         raise RooflineError(f"{path}: cannot be read: {error.strerror}") from None
+    arch = find_gpu(records.gpu).arch
+    if arch != gpu.arch:
+        raise RooflineError(
+            f"{path}: records of a kernel for {arch} ({records.gpu});"
+            f" gpu {gpu.name!r} is {gpu.arch}"
+        )
     hw = hardware(gpu)
     blocks = Blocks(records.code, hw)
     return RecordsReplay(

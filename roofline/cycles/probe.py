@@ -9,6 +9,7 @@ is left of the last key block, the mask and its offset.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,6 +21,7 @@ from roofline.budgets import budget
 from roofline.choice import chosen_fields
 from roofline.cycles.grid import in_grid_order
 from roofline.errors import RooflineError
+from roofline.fit import Excess
 from roofline.gpus import ARCH_DEFAULTS, GPU_NAMES, Gpu
 from roofline.problem import Bounds, Problem, bounds
 from roofline.terms import ceil_div
@@ -52,6 +54,8 @@ class Workload:
 
     #: What an iteration of a work item is called.
     iteration: ClassVar[str] = "key block"
+    #: What the workload function must return beside fn, args and tile_rows.
+    needs: ClassVar[tuple[str, ...]] = ("tile_keys",)
 
     def iterations(self, problem: Problem) -> list[int]:
         """Key blocks of the work items of one head, in the order of their query rows."""
@@ -77,7 +81,14 @@ class Workload:
 
     def limits(self, gpu: Gpu, problem: Problem) -> Bounds:
         """What the problem costs at the least on the whole GPU."""
-        tile = budget(gpu, self.tile_rows, self.tile_keys, self.head_dim, dtype=self.short_dtype)
+        tile = budget(
+            gpu,
+            self.tile_rows,
+            self.tile_keys,
+            self.head_dim,
+            dtype=self.short_dtype,
+            exp2_emulated_share=self.options.get("exp2_emulated_share", 0),
+        )
         return bounds(problem, tile)
 
     def describe(self, problem: Problem) -> str:
@@ -147,8 +158,19 @@ def imported(kernel: str) -> Any:
         )
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise RooflineError(f"kernel {kernel!r}: cannot be imported: {error}") from None
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
+        said = _said(error, (ImportError, AttributeError))
+        raise RooflineError(f"kernel {kernel!r}: cannot be imported: {said}") from error
+
+
+def takes(make: Any, names: Sequence[str]) -> bool:
+    """Whether a workload function has parameters of these names, or of any."""
+    try:
+        parameters = inspect.signature(make).parameters
+    except (TypeError, ValueError):  # not callable, or not written in Python: calling it will tell
+        return True
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return all(name in parameters for name in names) or (anything and "seqlen" not in parameters)
 
 
 def known_gpu(gpu: Gpu) -> str:
@@ -167,9 +189,40 @@ def made_for(work: Workload | GemmWorkload, problem: Any) -> dict[str, Any]:
         made: dict[str, Any] = work.make(
             gpu=work.gpu, dtype=work.dtype, **arguments, **work.options
         )
-    except (ValueError, TypeError, ImportError) as error:
-        raise RooflineError(f"kernel {work.name}: {' '.join(str(error).split())}") from None
+    except (Exception, SystemExit) as error:  # a user's function may raise anything
+        said = _said(error, (ValueError, TypeError, ImportError))
+        raise RooflineError(f"kernel {work.name}: {said}") from error
+    needed = ("fn", "args", "tile_rows", *work.needs)
+    if not isinstance(made, Mapping):
+        raise RooflineError(
+            f"kernel {work.name}: returned {type(made).__name__}; must return a dict with"
+            f" {', '.join(needed)}"
+        )
+    missing = [name for name in needed if name not in made]
+    if missing:
+        raise RooflineError(f"kernel {work.name}: {missing[0]}: missing in what it returned")
+    for name in needed[2:]:
+        if not isinstance(made[name], int) or made[name] <= 0:
+            raise RooflineError(
+                f"kernel {work.name}: {name} {made[name]!r}: must be a positive integer"
+            )
     return made
+
+
+def check_room(gpu: Gpu, found: Sequence[Probe]) -> None:
+    """RooflineError if the kernel takes more shared memory than the GPU gives a CTA."""
+    needed, there = found[0].records.smem_bytes, int(gpu["smem_block"].value)
+    if needed > there:
+        excess = Excess("SMEM", needed, there, "bytes")
+        raise RooflineError(f"kernel {found[0].records.kernel} does not fit {gpu.name}: {excess}")
+
+
+def _said(error: BaseException, plain: tuple[type[BaseException], ...]) -> str:
+    """What an exception of a user's code says, and its kind unless it is a plain one."""
+    text = " ".join(str(error).split())
+    if text and isinstance(error, plain):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def stand_ins(work: Workload | GemmWorkload, problem: Any) -> tuple[Any, ...]:

@@ -105,6 +105,7 @@ def launch_text(
     blocks: int = 1,
     smem_bytes: int = 0,
     max_instructions: int | None = 10_000_000,
+    gpu: str = "b200",
 ) -> Result:
     """Launches entry ``k`` of a module whose parameters are pointers to ``arrays``, in order."""
     memory = GlobalMemory()
@@ -112,7 +113,7 @@ def launch_text(
         memory.add_array(array, name)
     pointers = tuple(int(a.ctypes.data).to_bytes(8, "little") for a in arrays.values())
     launch = Launch("k", (blocks, 1, 1), (threads, 1, 1), smem_bytes=smem_bytes, params=pointers)
-    ran = run_launch(text, launch, GPUS["b200"], memory, max_instructions=max_instructions)
+    ran = run_launch(text, launch, GPUS[gpu], memory, max_instructions=max_instructions)
     return Result(dict(arrays), ran.findings, ran.thread_instructions, text)
 
 
@@ -126,9 +127,11 @@ def run(
     shared: str = "",
     smem_bytes: int = 0,
     max_instructions: int | None = 10_000_000,
+    gpu: str = "b200",
 ) -> Result:
     """Runs ``body`` in ``threads`` threads (as many as the inputs are long, or 32), CTAs of at most
-    ``block``. Findings are returned, not raised. Outputs start as bytes of SENTINEL."""
+    ``block``, on ``gpu`` and for its target. Findings are returned, not raised. Outputs start as
+    bytes of SENTINEL."""
     threads = threads or max((len(a) for a in inputs.values()), default=32)
     block = min(block, threads)
     if threads % block:
@@ -139,12 +142,13 @@ def run(
         arrays[name] = raw.view(np.uint8 if np.dtype(dtype) == np.bool_ else dtype)
     text = entry_text(body, {n: a.dtype for n, a in inputs.items()}, outputs, shared)
     return launch_text(
-        text,
+        text.replace(".target sm_100a", f".target {GPUS[gpu].arch}"),
         arrays,
         threads=block,
         blocks=threads // block,
         smem_bytes=smem_bytes,
         max_instructions=max_instructions,
+        gpu=gpu,
     )
 
 

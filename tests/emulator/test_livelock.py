@@ -104,3 +104,25 @@ st.global.b32 [%o], %x0;
     ran = launch(module("out flag", HEAD + body), [out, flag], threads=64, checks=False, **way)
     clean(ran)
     assert (out == 1).all()
+
+
+def test_a_livelock_names_what_others_are_blocked_on() -> None:
+    """Two warps allocate all of Tensor Memory; the one that has it polls the other's flag."""
+    body = f"""
+.shared .align 4 .b8 at[8];
+setp.lt.u32 %p, %t, 32;
+@%p bra FIRST;
+bar.sync 1, 64;
+tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [at+4], 512;
+st.release.gpu.global.b32 [%f], 1;
+bra DONE;
+FIRST:
+tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [at], 512;
+bar.sync 1, 64;
+{SPIN["volatile"]}
+DONE:
+st.global.b32 [%o], 1;
+"""
+    (finding,) = run(body, checks=False)[0].findings
+    assert finding.code == "livelock"
+    assert "tcgen05.alloc of 512 columns" in finding.message

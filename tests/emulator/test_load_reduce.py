@@ -93,7 +93,7 @@ def test_instruction(form: str) -> None:
     )
     inputs = {f"in{i}": values[i] for i in range(COLUMNS)}
     outputs = {**{f"out{i}": np.uint32 for i in range(COLUMNS)}, "best": np.uint32}
-    result = run(body, inputs, outputs, shared=".shared .align 4 .b32 tmem;")
+    result = run(body, inputs, outputs, shared=".shared .align 4 .b32 tmem;", gpu="b300")
     assert result.findings == []
     for i in range(COLUMNS):
         np.testing.assert_array_equal(result[f"out{i}"], values[i])

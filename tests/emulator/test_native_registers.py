@@ -94,7 +94,8 @@ def test_every_kind_lives_across_branches_and_machine_instructions() -> None:
         f"setp.gt.u32 %p{i}, %w{i}, {(i * 123456789) % 2**31};"
         for i in range(40)
     )
-    between = """.reg .b32 %at; mad.lo.s32 %at, %thread_, 4, room; setp.lt.u32 %t, %thread_, 17;
+    between = """.reg .b32 %at, %room; mov.b32 %room, room; mad.lo.s32 %at, %thread_, 4, %room;
+      setp.lt.u32 %t, %thread_, 17;
       @%t bra LOW; st.shared.b32 [%at], 1; bra ON; LOW: st.shared.b32 [%at], 2; ON: bar.sync 0;"""
     fold = "mov.b64 %d, 0; .reg .b64 %x; .reg .b32 %y;" + "".join(
         f"xor.b64 %d, %d, %q{i}; cvt.u64.u32 %x, %w{i}; add.s64 %d, %d, %x;"

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from roofline.cycles.hardware import calibrations
+from roofline.cycles.pages import calibration_text
 from roofline.cycles.predict import Prediction, predict
 from roofline.gemm import Gemm
 from roofline.problem import Problem
@@ -29,11 +31,8 @@ from roofline.text import table
 DATA = Path(__file__).parent / "hardware" / "h200_peers.csv"
 ATTENTION = "tests.roofline.peer_workloads:flash_attention_4"
 PRODUCT = "tests.roofline.peer_workloads:quack_gemm"
-#: What rows of the calibration set decided, beside the clocks, which are cuBLAS's alone.
-CALIBRATED = (
-    "copy_write_share: quack_gemm, calibration rows of 128x192, 256x128 and 128x128",
-    "wgmma_queue: flash_attn_4, calibration rows of head dimension 128",
-)
+#: Constants of the model that rows decided, and which.
+CALIBRATED = calibrations(90)
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ def main(argv: Sequence[str]) -> int:
         head = ["row", "set", "measured", "model", "error", "GHz", "model", "cycles"]
         print(table(head, cells))
         print(f"\n{summary(found)}\n")
-    print("calibrated on:\n  " + "\n  ".join(CALIBRATED))
+    print(calibration_text(90))
     return 0
 
 

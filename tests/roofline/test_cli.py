@@ -103,6 +103,22 @@ def test_user_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_hopper_says_what_wgmma_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    """128 keys a wgmma: Q once, K and V for each of the two; 32 keys: K and V more than MMA."""
+    for keys, read in ((128, 1280), (32, 512)):
+        args = ["budget", "--gpu", "h200", "--tile", f"128x{keys}"]
+        page = as_json(*args, capsys=capsys)
+        assert page["smem_port"] == page["smem_exact"] == read
+        assert sum(term["cycles"] for term in page["terms"]["smem_exact"]) == read
+        assert page["bound"] == page["bound_exact"] == ("mma" if keys == 128 else "mma+smem")
+        assert main(args) == 0
+        text = capsys.readouterr().out
+        line = next(line for line in text.splitlines() if line.split()[:1] == ["SMEM"])
+        assert line.split()[2] == str(read)
+        assert f"SMEM is {read}: each 64-row wgmma reads its B anew" in text
+    assert as_json("budget", capsys=capsys)["smem_port"] == 1536
+
+
 def test_tile_without_room(capsys: pytest.CaptureFixture[str]) -> None:
     args = ["budget", "--tile", "256x128", "--head-dim", "256"]
     assert main(args) == 2
@@ -136,6 +152,23 @@ ERRORS = [
     ("budget --seqlen 0", "seqlen 0: must be a positive integer"),
     ("budget --seqlen 8 --heads 3 --kv-heads 2", "must be a multiple of kv_heads"),
     ("budget --seqlen 8 --visible nan", "visible nan"),
+    ("budget --batch -3", "batch -3: must be a positive integer"),
+    ("budget --seqlen-k 0", "seqlen_k 0: must be a positive integer"),
+    ("budget --heads 0", "heads 0: must be a positive integer"),
+    ("budget --kv-heads -1", "kv_heads -1: must be a positive integer"),
+    ("budget --visible 5", "visible 5.0: must be above 0 and at most 1"),
+    ("budget --seqlen 8 --visible 0", "visible 0.0: must be above 0 and at most 1"),
+    ("budget --tile=", "tile '': must be MxN"),
+    ("tiles --tile=", "tile '': must be MxN"),
+    ("simulate --gemm=", "gemm '': must look like"),
+    ("simulate --records=", "records '': must name a file"),
+    ("simulate --visible 0.5", "unrecognized arguments: --visible"),
+    ("simulate --timeline /nowhere/t.json", "timeline '/nowhere/t.json': cannot be written"),
+    ("simulate --timeline=", "timeline '': cannot be written"),
+    ("simulate --save-records /dev", "save-records '/dev': cannot be written: Is a directory"),
+    ("report --out /dev/null/page", "out '/dev/null/page': cannot be made: Not a directory"),
+    ("report --out=", "out '': must name a folder"),
+    ("report --visible 0.5", "unrecognized arguments: --visible"),
     ("budget --gpus b200", "unrecognized arguments: --gpus"),
     ("budget --head 128", "unrecognized arguments: --head"),
     ("tiles --seqlen 0", "seqlen 0: must be a positive integer"),

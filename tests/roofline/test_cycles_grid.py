@@ -7,7 +7,7 @@ import random
 import pytest
 
 from roofline.cycles.grid import ItemCost, fill, in_grid_order, item_cycles
-from roofline.cycles.predict import Replayed, item_cost
+from roofline.cycles.predict import Replayed, _alike, _per_block, item_cost
 from roofline.cycles.probe import Workload
 from roofline.cycles.state import Run
 from roofline.problem import Problem
@@ -104,3 +104,34 @@ def test_a_persistent_kernels_cost_is_solved_from_three_replays() -> None:
     cost = item_cost(work(persistent=True), [replayed(16, 1), replayed(32, 2), replayed(24, 1)])
     assert cost.start == pytest.approx(900.0)
     assert cost.cycles(100) == pytest.approx(250.0 + 40.0 * 100)
+
+
+def test_a_steady_block_takes_no_less_than_its_busiest_unit() -> None:
+    """Replays that were lucky at the end would promise 250 cycles where MMAs alone take 256."""
+    points = tuple((n, 500.0 + 260.0 * n - (40.0 if n == 16 else 0.0)) for n in (8, 12, 16))
+    assert ItemCost(points).slope == 255.0
+    bounded = ItemCost(points, least=256.0)
+    assert bounded.slope == 256.0
+    assert bounded.cycles(1016) - bounded.cycles(1000) == pytest.approx(16 * 256.0)
+    assert bounded.cycles(12) == points[1][1]  # as replayed
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_units_are_busy_between_nothing_and_always(seed: int) -> None:
+    """Whatever cycles replays take, and however much of an item its mask cuts off."""
+    rng = random.Random(seed)
+    replays = []
+    for n in range(1, 17):
+        busy = {"tensor core": 100.0 * n, "ALU": 40.0 * n + rng.choice((0.0, 150.0))}
+        stalls = {"softmax": {"wait": 30.0 * n + rng.uniform(-200, 200), "issue": 500.0}}
+        run = Run(101.0 * n + rng.uniform(0, 300), busy, stalls, {"softmax": 4}, 10 * n)
+        replays.append(Replayed(n, 1, run))
+    cost = item_cost(work(), replays)
+    steady = _per_block(_alike(replays), cost.slope)
+    assert steady.cycles >= 100.0
+    assert steady.busy["tensor core"] == pytest.approx(100.0)
+    assert all(0.0 <= cycles <= steady.cycles for cycles in steady.busy.values())
+    assert 10.0 < steady.busy["ALU"] < 70.0  # three standard errors of the mask's luck
+    assert steady.stalls["softmax"]["issue"] == pytest.approx(0.0, abs=1e-9)  # once an item, however long
+    waits = steady.stalls["softmax"].values()
+    assert all(0.0 <= cycles <= steady.cycles for cycles in waits)

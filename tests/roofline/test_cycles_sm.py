@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -286,8 +289,6 @@ def test_the_timeline_is_in_order(hw: Hardware) -> None:
 
 def test_constants_are_the_recorded_measurements(root) -> None:  # type: ignore[no-untyped-def]
     """What is said to be measured on an H200 follows from the recorded run, as its source says."""
-    import json
-
     recorded = root / "tests/roofline/hardware/latencies_h200.json"
     h200 = json.loads(recorded.read_text())
     value = {name: q.value for name, q in latencies().items()}
@@ -307,4 +308,28 @@ def test_constants_are_the_recorded_measurements(root) -> None:  # type: ignore[
     b200 = find_gpu("b200")["l2_latency"].value + 300 / 2
     farther = b200 - h200["chain_global_l2"]
     latency = to_wake + farther - value["mbarrier_wake_latency"]
-    assert value["tma_latency"] == pytest.approx(latency, abs=3)
+    assert latency == 593
+    assert value["tma_latency"] == latency + 44  # what its source adds, and says why
+
+
+def test_the_recorded_run_is_that_of_the_programs(root) -> None:  # type: ignore[no-untyped-def]
+    """latencies.cu prints these names; memory.cu and pipes.cu, of their own, the same latencies."""
+
+    folder = root / "tests/roofline/hardware"
+    h200 = json.loads((folder / "latencies_h200.json").read_text())
+    program = (folder / "latencies.cu").read_text()
+    printed = set(re.findall(r'\\"(\w+)\\": %', program)) | set(
+        re.findall(r"REPORT\((\w+)\)", program)
+    )
+    assert set(h200) == printed - {"NAME"} | {"gpu", "sms"}
+    hopper = {name: q.value for name, q in latencies(90).items()}
+    assert hopper["global_latency"] == h200["chain_global_l2"]
+    assert hopper["smem_latency"] == h200["chain_smem"]
+    for name in ("tma_latency", "mbarrier_try_latency"):  # the numbers that the sources quote
+        said = latencies()[name].source
+        keys = ("tma_16k_alone", "chain_global_l2") if name == "tma_latency" else ("mbarrier_try",)
+        assert all(f"{h200[key]:g}" in said for key in keys)
+    with (folder / "h200_memory.csv").open(newline="") as file:
+        memory = {row[0]: row[1] for row in csv.reader(file) if len(row) == 3}
+    box = float(memory["TMA latency from L2: 1 CTAs; 1 of 128x64"])  # 16 KiB, in another program
+    assert h200["tma_16k_alone"] == pytest.approx(box, rel=0.06)

@@ -169,6 +169,25 @@ BROKEN = [
     ('base = "b200"', 'base = "b100"', "base: 'b100' is none of h100"),
     ('base = "b200"', "", "arch: missing"),
     ('base = "b200"', 'base = "b200"\narch = "blackwell"', "arch 'blackwell': must look like"),
+    (
+        'base = "b200"',
+        'base = "b200"\narch = "sm_90a"',
+        "arch 'sm_90a': has no TMEM, but tmem_columns says so",
+    ),
+    ('base = "b200"', 'base = "h100"\narch = "sm_103a"', "arch 'sm_103a': needs tmem_columns"),
+    (
+        'base = "b200"\n',
+        'base = "h100"\n[tmem_columns]\nvalue = 512\nunit = "column/SM"\n',
+        "arch 'sm_90a': has no TMEM, but tmem_columns says so",
+    ),
+    ('base = "b200"', 'base = "b200"\narch = "sm_700"', "arch 'sm_700': unknown; known are sm_90a"),
+    (
+        '[mufu_ex2]\nvalue = 32\nunit = "op/clk/SM"',
+        '[smem_block]\nvalue = 999999\nunit = "B"',
+        "smem_block.value: 999999 B, but smem_sm is 233472: 766527 too many",
+    ),
+    ("value = 32", "value = 1e30", "mufu_ex2.value: 1e+30 is more than 1000 times off"),
+    ("value = 32", "value = 1e-3", "mufu_ex2.value: 0.001 is more than 1000 times off"),
     ('name = "mine"', "", "name: missing"),
     ('name = "mine"', "name = 3", "name: 3 must be a non-empty text"),
     ("[mufu_ex2]", "mufu_ex2 = 3\n[fma]", "mufu_ex2: must be a table"),
@@ -199,6 +218,17 @@ def test_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RooflineError, match="not UTF-8"):
         find_gpu(str(tmp_path / "binary.toml"))
+
+
+def test_a_bare_number_is_assumed_by_its_file(toml: Path) -> None:
+    text = MINIMAL.replace('tag = "assumed"\n', "").replace('source = "what if"\n', "")
+    found = read_gpu(write(toml, text))["mufu_ex2"]
+    assert (found.value, found.tag, found.source) == (32, "assumed", str(toml))
+
+
+def test_override_keeps_what_must_hold() -> None:
+    with pytest.raises(RooflineError, match="smem_block.value: 300000 B, but smem_sm is 233472"):
+        find_gpu("b200").override(smem_block=300000)
 
 
 def test_override_is_tagged_assumed() -> None:

@@ -103,8 +103,10 @@ def test_head_dim_64_exact_count() -> None:
 
 
 def test_hopper_rereads_b() -> None:
-    assert budget("h100", 128, 128, 128).smem_wgmma == 1280
-    assert budget("b200", 128, 128, 128).smem_wgmma is None
+    """Q once and K and V for each of the two wgmma, of 64 rows each."""
+    b = budget("h100", 128, 128, 128)
+    assert b.smem_exact == b.smem_port == (128 * 128 + 4 * 128 * 128) * 2 // 128
+    assert budget("b200", 128, 128, 128).smem_port == 768
 
 
 @pytest.mark.parametrize("m", [128, 256])

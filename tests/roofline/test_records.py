@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -188,4 +190,85 @@ def test_a_damaged_file_is_refused(records: Records, tmp_path) -> None:  # type:
     with open(path, "wb") as out:
         np.savez(out, **arrays)
     with pytest.raises(RecordsError, match="damaged"):
+        Records.load(path)
+
+
+ARRAYS = ("segment_start", "leader", "machine", "target", "op", "width", "op_name", "source",
+          "ptx_line", "immediate", "def_start", "defs", "use_start", "uses")  # fmt: skip
+
+
+def changed(records: Records, path, name: str, change) -> None:  # type: ignore[no-untyped-def]
+    """Writes the records with one array of the file changed."""
+    records.save(path)
+    with np.load(path) as file:
+        arrays = {key: file[key] for key in file.files}
+    arrays[name] = change(arrays[name])
+    with open(path, "wb") as out:
+        np.savez(out, **arrays)
+
+
+@pytest.mark.parametrize("name", [*(f"code_{name}" for name in ARRAYS), "steps", "events"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: a[: len(a) // 2],
+        lambda a: a[:0],
+        lambda a: a.astype(np.float64),
+        lambda a: np.array(["x"] * len(a)),
+        lambda a: np.concatenate([a, a[-1:]]),
+        lambda a: np.stack([a, a]),
+    ],
+    ids=["half", "empty", "float", "text", "longer", "deeper"],
+)
+def test_an_array_of_another_shape_is_named(records: Records, tmp_path, name: str, change) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "r.npz"
+    changed(records, path, name, change)
+    with pytest.raises(RecordsError, match="damaged") as caught:
+        Records.load(path)
+    known = {*ARRAYS, "steps", "events", "lengths do not add up"}
+    assert any(word in str(caught.value) for word in known)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("segment_start", 1 << 20), ("target", 1 << 20), ("target", -2), ("op", 200), ("width", 0)]
+    + [("op_name", 1 << 20), ("op_name", -1), ("source", 1 << 20), ("def_start", 1 << 20)]
+    + [("defs", 1 << 20), ("defs", -1), ("use_start", -1), ("uses", 1 << 20), ("immediate", -1)]
+    + [("steps", -1), ("steps", 1 << 40), ("steps", 63)],
+)
+def test_an_index_out_of_range_is_named(records: Records, tmp_path, name: str, value: int) -> None:  # type: ignore[no-untyped-def]
+    def put(array: np.ndarray) -> np.ndarray:
+        array = array.copy()
+        array[len(array) // 2] = value
+        return array
+
+    path = tmp_path / "r.npz"
+    changed(records, path, name if name == "steps" else f"code_{name}", put)
+    with pytest.raises(RecordsError, match=rf"damaged records: {name}\b"):
+        Records.load(path)
+
+
+@pytest.mark.parametrize("value", [None, "x", [0, 1, 1], [1.5, 1, 1], [1, 1], -1])
+@pytest.mark.parametrize("name", ["grid", "cluster", "ctas", "smem_bytes", "registers", "warps"])
+def test_a_bad_head_is_named(records: Records, tmp_path, name: str, value) -> None:  # type: ignore[no-untyped-def]
+    if name == "ctas" and value == [1, 1]:
+        value = [1, 1, 2]  # the same twice
+
+    def put(head: np.ndarray) -> np.ndarray:
+        fields = json.loads(head.tobytes())
+        return np.frombuffer(json.dumps(fields | {name: value}).encode(), np.uint8)
+
+    path = tmp_path / "r.npz"
+    changed(records, path, "head", put)
+    with pytest.raises(RecordsError, match="damaged records: "):
+        Records.load(path)
+
+
+def test_a_missing_event_is_named(records: Records, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """A warp that answers fewer instructions than it ran would end the replay in the middle."""
+    first, *others = records.warps
+    short = replace(first, events=first.events[:-1])
+    path = tmp_path / "r.npz"
+    replace(records, warps=(short, *others)).save(path)
+    with pytest.raises(RecordsError, match="events of warp 0 of CTA 1: must answer"):
         Records.load(path)

@@ -31,6 +31,7 @@ def test_the_page_has_every_length_beside_what_is_published(made: Report) -> Non
         assert f"| {predicted:.0f} |" in line and f"| {published} |" in line
         assert line.endswith(f"| {predicted / published - 1:+.1%} |")
     assert [p.problem.seqlen for p in made.sweep] == list(LENGTHS)
+    assert "model beside it |" in page and "is no error of the model" in page
     for heading in ("unit by unit", "warps wait for", "## Tiles", "What this stands on"):
         assert heading in page
 
@@ -44,6 +45,12 @@ def test_a_measurement_is_put_beside_the_model(made: Report) -> None:
     model_ms = made.detail.seconds * 1e3
     assert "within" in report.verdict(made.detail, model_ms * 1.05)
     assert "faster than the model" in report.verdict(made.detail, model_ms * 0.8)
+    # 148 SMs of 8192 FLOP a cycle at no more than 1.965 GHz: nothing is faster than that.
+    peak_ms = flops / (148 * 8192 * 1.965e9) * 1e3
+    assert "impossible" not in report.verdict(made.detail, peak_ms * 1.01)
+    assert "impossible: the tensor cores' peak is 2382" in report.verdict(
+        made.detail, peak_ms * 0.99
+    )
 
 
 def test_json_has_no_nan(made: Report) -> None:
@@ -65,9 +72,14 @@ def test_plots_are_written_with_units(made: Report, tmp_path: Path) -> None:
         save(made, files[0] / "below a file")
 
 
-def test_a_time_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "--measured-ms", "0"]) == 2
-    assert "measured_ms 0.0: must be above 0" in capsys.readouterr().err
+@pytest.mark.parametrize("ms", ["0", "-1", "inf", "-inf", "nan"])
+def test_a_time_of_nothing_or_for_ever_is_refused(
+    ms: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", f"--measured-ms={ms}", "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert f"measured_ms {float(ms)}: must be a finite number above 0" in err
 
 
 def test_best_shares_are_where_the_pipes_balance() -> None:
@@ -96,8 +108,15 @@ def test_replayed_shares_are_what_fa4_plans(gpu: str) -> None:
     assert found[128, "fp8"].replay is None and found[192, "bf16"].replay is None
 
 
-def test_hopper_has_pipes_alone() -> None:
-    assert all(row.chain is None and row.replay is None for row in shares("h200"))
+def test_hopper_has_pipes_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a tile that its registers hold, with what its wgmma read; and the page says why."""
+    found = shares("h200")
+    assert all(row.chain is None and row.replay is None for row in found)
+    assert {row.tile for row in found} == {"128x128"}
+    assert next(r for r in found if (r.head_dim, r.dtype) == (128, "bf16")).smem == 1280
+    assert main(["shares", "--gpu", "h200"]) == 0
+    assert "chain and replay: none, for no kernel here" in capsys.readouterr().out
+    assert {row.tile for row in shares("b200")} == {"256x128"}
 
 
 def test_shares_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from roofline.cli import main
 from roofline.cycles.predict import predict
+from roofline.errors import RooflineError
 from roofline.problem import Problem
 from tests.roofline.measured import rows as measured_rows
 from tests.roofline.published import PEER, mean_error, rows, worst_error
@@ -116,14 +117,13 @@ def test_timeline_and_records(command, tmp_path: Path) -> None:  # type: ignore[
         (["--gpu", "h200"], "kernel fa4: gpu 'h200' is sm_90a"),
         (["--gemm", "4096x4096"], "gemm '4096x4096': must look like"),
         (["--gemm", "64x0x64"], "n 0: must be a positive integer"),
-        (["--gemm", "64x64x64"], "kernel fa4: "),
+        (["--gemm", "64x64x64"], "gemm: kernel fa4 computes no matrix product; name one that does"),
         (["--clock", "fast"], "clock 'fast': must be burst, sustained or GHz"),
         (["--seqlen", "0"], "seqlen 0: must be a positive integer"),
         (["--kernel", "nope"], "kernel 'nope': must be fa4, or MODULE:FUNCTION"),
         (["--kernel", "json:nope"], "kernel 'json:nope': cannot be imported"),
         (["--dtype", "fp3"], "dtype"),
         (["--head-dim", "512"], "512"),
-        (["--visible", "0.5"], "visible: the kernels know dense and causal masks only"),
         (["--records", "/nowhere/r.npz"], "/nowhere/r.npz: cannot be read"),
         (["--heads", "3", "--kv-heads", "2"], "heads 3: must be a multiple of kv_heads, 2"),
     ],
@@ -133,6 +133,74 @@ def test_bad_input_is_one_line(argv: list[str], message: str, command) -> None: 
     assert (status, out) == (2, "")
     assert err.startswith("roofline: ") and err.count("\n") == 1
     assert message in err
+
+
+USER_CODE = [
+    ('raise ValueError("boom")', "cannot be imported: ValueError: boom"),
+    ("def f(:", "cannot be imported: SyntaxError: invalid syntax"),
+    ("import sys; sys.exit(3)", "cannot be imported: SystemExit: 3"),
+    ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
+    ('def f(**_): raise RuntimeError("two\\nlines")', ": RuntimeError: two lines"),
+    ("def f(**_): raise KeyError(3)", ": KeyError: 3"),
+    ("def f(**_): assert False", ": AssertionError"),
+    ("def f(): pass", ": f() got an unexpected keyword argument"),
+    ("f = 3", "'int' object is not callable"),
+    ("def f(**_): pass", ": returned NoneType; must return a dict with fn, args, tile_rows"),
+    ("def f(**_): return {}", ": fn: missing in what it returned"),
+    ("def f(**_): return dict(fn=1, args=(), tile_rows=1)", ": tile_keys: missing"),
+    (
+        "def f(**_): return dict(fn=1, args=(), tile_rows=0, tile_keys=128)",
+        ": tile_rows 0: must be a positive integer",
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "message"), USER_CODE)
+def test_faults_of_a_users_module_are_one_line(
+    code: str,
+    message: str,
+    command,  # type: ignore[no-untyped-def]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = f"users_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    status, out, err = command("simulate", "--kernel", f"{name}:f")
+    assert (status, out) == (2, "")
+    assert err.startswith("roofline: kernel ") and err.count("\n") == 1
+    assert message in err
+
+
+def test_a_kernel_without_room_is_refused(command, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "small.toml"
+    path.write_text('name = "small"\nbase = "b200"\n[smem_block]\nvalue = 100000\nunit = "B"\n')
+    status, out, err = command(*SMALL, "--no-gains", "--gpu", str(path))
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    needed = int(err.split("SMEM: ")[1].split()[0])
+    assert f"does not fit small: SMEM: {needed} bytes needed, 100000 there" in err
+    assert f"{needed - 100000} too many" in err
+
+
+def test_paths_are_tried_before_the_work(
+    command,  # type: ignore[no-untyped-def]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And leave no file where the work then fails, nor touch one that was there."""
+
+    def never(*_: object, **__: object) -> None:
+        raise RooflineError("emulated")
+
+    monkeypatch.setattr("roofline.cycles.predict.predict", never)
+    new, old = tmp_path / "new.json", tmp_path / "old.npz"
+    old.write_bytes(b"records")
+    argv = ["simulate", "--timeline", str(new), "--save-records", str(old)]
+    assert command(*argv)[2] == "roofline: emulated\n"
+    assert not new.exists() and old.read_bytes() == b"records"
+    _, _, err = command("simulate", "--timeline", str(tmp_path / "none" / "t.json"))
+    assert "cannot be written" in err and "emulated" not in err
 
 
 def test_records_of_another_version_are_refused(command, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -154,6 +222,13 @@ def test_every_constant_is_listed_with_its_source(command) -> None:  # type: ign
     status, hopper, _ = command("simulate", "--assumptions", "--gpu", "h100")
     assert status == 0
     assert "wgmma_latency" in hopper and "wgmma_latency" not in out
+    for gpu, text in (("b200", out), ("h100", hopper)):
+        status, page, _ = command("simulate", "--assumptions", "--gpu", gpu, "--json")
+        listed = json.loads(page)
+        assert status == 0 and len(listed) == len(text.splitlines()) - 2
+        for name, constant in listed.items():
+            assert set(constant) == {"value", "unit", "tag", "source"}
+            assert name in text and constant["source"] in text
 
 
 @pytest.mark.slow

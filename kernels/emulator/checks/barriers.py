@@ -240,7 +240,13 @@ class BarrierHooks(ClocksOfCluster):
         as far as the scope reaches (`flags.SCOPES`)."""
         bundle = self.agents.fit(self._warps[warp])
         if acquires:
+            before = {index: int(bundle[GENERIC, index]) for index in self._far.get(warp, ())}
             np.maximum(bundle[GENERIC], bundle[LOOSE], out=bundle[GENERIC])
+            if scope == WIDEST:
+                self._far.pop(warp, None)
+            else:
+                for index, clock in before.items():
+                    bundle[GENERIC, index] = clock
         if releases:
             if scope == WIDEST:
                 np.maximum(bundle[FENCED], bundle[GENERIC], out=bundle[FENCED])

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -102,9 +103,15 @@ class ClocksOfCluster(Reports):
         self._cp_async: dict[Any, Agent] = {}
         self._wgmma: dict[Any, Agent] = {}
         self._parts: dict[Any, Agent] = {}  # accesses by some lanes of a warp only (isa profile)
+        # The same for accesses to another CTA, or to several, by CTA: each lane tells the one that
+        # it wrote to.
+        self._far_parts: dict[Any, dict[int, Agent]] = {}
         self._lanes: dict[int, Touched] = {}  # by agent
         # A warp's bundles at its last fence.acq_rel or .sc, by the fence's scope.
         self._fenced: dict[Any, dict[int, Bundle]] = {}
+        # Other clusters of which a warp's relaxed reads brought news that only a fence of the whole
+        # GPU takes in (isa profile): their agents.
+        self._far: dict[Any, set[int]] = {}
         self._ctas: dict[int, CtaShadow] = {}
         # By CTA: the last access to it by each agent of another, as (clock, segment, warp).
         self._visits: dict[int, dict[int, tuple[int, int, Any]]] = {}
@@ -141,6 +148,9 @@ class ClocksOfCluster(Reports):
         """What the warp does from now on is behind what it did."""
         if (part := self._parts.get(warp)) is not None:
             part.clock += 1
+        if (far := self._far_parts.get(warp)) is not None:
+            for part in far.values():
+                part.clock += 1
         agent = self._warps[warp]
         agent.clock += 1
         agent.bundle[GENERIC, agent.index] = agent.clock
@@ -148,12 +158,18 @@ class ClocksOfCluster(Reports):
     def _only_of(self, warp: Warp, lanes: int, bundle: Bundle) -> None:
         """Takes out of the bundle what other lanes did since bar.warp.sync or a barrier: a thread's
         release does not cover its neighbours (PTX ISA 9.1 section 8.8, base causality order)."""
-        for table in (self._warps, self._parts, self._ld, self._st):
-            agent = table.get(warp)
-            state = self._lanes.get(agent.index) if agent is not None else None
-            if agent is not None and state is not None and state.since & ~lanes:
+        for agent in self._agents_of(warp):
+            state = self._lanes.get(agent.index)
+            if state is not None and state.since & ~lanes:
                 own = bundle[:, agent.index]
                 np.minimum(own, state.clock, out=own)
+
+    def _agents_of(self, warp: Warp) -> Iterator[Agent]:
+        """Those that the warp's lanes access memory as."""
+        for table in (self._warps, self._parts, self._ld, self._st):
+            if (own := table.get(warp)) is not None:
+                yield own
+        yield from self._far_parts.get(warp, {}).values()
 
     def warp_sync(self, warp: Warp, members: int = FULL) -> None:
         """Lanes of the warp met at a barrier that orders their memory accesses."""
@@ -161,12 +177,11 @@ class ClocksOfCluster(Reports):
         self._meet(agent, warp, members)
         if not self.strict or warp.alive & ~members:
             return
-        for table in (self._warps, self._parts, self._ld, self._st):
-            if (own := table.get(warp)) is not None:
-                state = self._lanes.setdefault(own.index, Touched())
-                state.clock, state.since = own.clock, 0
-                if own.kind == WARP:
-                    own.clock += 1
+        for own in self._agents_of(warp):
+            state = self._lanes.setdefault(own.index, Touched())
+            state.clock, state.since = own.clock, 0
+            if own.kind == WARP:
+                own.clock += 1
         agent.bundle[GENERIC, agent.index] = agent.clock
 
     def converged(self, warp: Warp, members: int = FULL) -> None:

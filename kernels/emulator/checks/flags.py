@@ -89,6 +89,12 @@ def covers(known: Vector, vector: Vector) -> bool:
     return bool((vector[:size] <= known[:size]).all() and not vector[size:].any())
 
 
+def _held(foreign: Foreign | None, view: Vector) -> Vector:
+    if foreign is None or foreign.agent.index >= view.size:
+        return _NOTHING
+    return foreign.states[int(view[foreign.agent.index])]
+
+
 def _larger(one: Vector | None, other: Vector) -> Vector:
     if one is None:
         return other.copy()
@@ -108,26 +114,22 @@ class Flags:
         self.cluster = 0
         self._flags: dict[Hashable, _Flag] = {}
         self._foreign: dict[int, Foreign] = {}
-        self._read: set[Hashable] = set()  # flags that this cluster has read
+        self._unreleased: dict[int, Foreign] = {}  # by what was not released, or not acquired
         self.race: Any = None
 
     def begin(self, race: Any) -> None:
         self.race = race
         self.cluster += 1
-        self._foreign, self._read = {}, set()
+        self._foreign, self._unreleased = {}, {}
 
     def seen(self, cluster: int, view: Vector) -> Vector:
         """What a view of this cluster holds of another's clocks."""
-        foreign = self._foreign.get(cluster)
-        if foreign is None or foreign.agent.index >= view.size:
-            return _NOTHING
-        return foreign.states[int(view[foreign.agent.index])]
+        return _held(self._foreign.get(cluster), view)
 
-    def nearly(self, cluster: int, agent: int, clock: int) -> bool:
-        """Whether a flag that this cluster has read would have brought another cluster's clock, had
-        it been released and acquired at gpu scope."""
-        vectors = (self._flags[key].loose.get(cluster) for key in self._read if key in self._flags)
-        return any(v is not None and agent < v.size and v[agent] >= clock for v in vectors)
+    def nearly(self, cluster: int, unreleased: Vector) -> Vector:
+        """What a view would hold of another cluster's clocks, had the flags that brought them been
+        released and acquired at gpu scope. ``unreleased``: that row of the accessing agent."""
+        return _held(self._unreleased.get(cluster), unreleased)
 
     # -- publishing --------------------------------------------------------------------------------
 
@@ -199,7 +201,6 @@ class Flags:
             flag = self._flags.get(key)
             if flag is None:
                 continue
-            self._read.add(key)
             if flag.cluster == self.cluster:
                 near = flag.near.get(id(cta))
                 for bundle, far_enough in ((near, True), (flag.wide, scope >= 1)):
@@ -207,8 +208,14 @@ class Flags:
                         self._take(warp, bundle, acquires and far_enough, lanes)
             row = GENERIC if acquires and scope == WIDEST else LOOSE
             for cluster, vector in flag.far.items():
+                # What a narrower read sees no fence can make up for by the PTX text.
+                if cluster != self.cluster and (scope == WIDEST or not race.strict):
+                    index = self._import(self._foreign, warp, cluster, vector, row)
+                    if row == LOOSE and race.strict:
+                        race._far.setdefault(warp, set()).add(index)
+            for cluster, vector in flag.loose.items():
                 if cluster != self.cluster:
-                    self._import(warp, cluster, vector, row)
+                    self._import(self._unreleased, warp, cluster, vector, UNRELEASED)
 
     def _take(self, warp: Warp, bundle: Bundle, whole: bool, lanes: int) -> None:
         if whole:
@@ -216,16 +223,19 @@ class Flags:
             bundle[TMEM_VIEW] = 0
         self.race._acquire(warp, bundle if whole else self.race._loose(bundle), lanes)
 
-    def _import(self, warp: Warp, cluster: int, vector: Vector, row: int) -> None:
-        foreign = self._foreign.get(cluster)
+    def _import(
+        self, table: dict[int, Foreign], warp: Warp, cluster: int, vector: Vector, row: int
+    ) -> int:
+        foreign = table.get(cluster)
         if foreign is None:
             agent = self.race.agents.add("cluster", None)
             agent.bundle[:, agent.index] = 0
             agent.clock = 0
-            foreign = self._foreign[cluster] = Foreign(agent)
+            foreign = table[cluster] = Foreign(agent)
         number, index = foreign.take(vector), foreign.agent.index
         own = self.race.agents.fit(self.race._warps[warp])
         own[row, index] = max(int(own[row, index]), number)
+        return index
 
 
 def _both(bundle: Bundle | None, loose: Bundle) -> Bundle:

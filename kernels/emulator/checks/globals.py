@@ -98,20 +98,26 @@ class GlobalRaces:
         order: str,
         chosen: NDArray[Any] | None,
         returns: bool,
+        used: bool,
     ) -> None:
         """atom or red: relaxed where ``order`` does not say more. What does not return what it read
-        acquires nothing (section 8.11.1)."""
+        acquires nothing (section 8.11.1). ``used``: the thread looks at what it read, all changes
+        by others that came before among it; on silicon those are then before what it does next to
+        the word, as writes of one word have one order (coherence, section 8.10.1).
+
+        The PTX text calls that a race all the same where the next access is an ordinary one."""
         keys = set(addrs.tolist())
         if returns:
             self._flags.acquire(warp, keys, order)
         for tensor, at, some in self._places(addrs):
             picked = _among(chosen, some)
-            self._by_threads(warp, tensor, at, nbytes, STRONG, True, picked)
+            settles = used and not self.race.strict
+            self._by_threads(warp, tensor, at, nbytes, STRONG, True, picked, settles)
         self._flags.publish(warp, keys, order)
 
     def _by_threads(
         self, warp: Warp, tensor: Tensor, addrs: Cells, nbytes: int, how: int, write: bool,
-        chosen: NDArray[Any] | None,
+        chosen: NDArray[Any] | None, settles: bool = False,
     ) -> bool:  # fmt: skip
         """Checks and records; whether lanes share a cell."""
         race = self.race
@@ -125,7 +131,7 @@ class GlobalRaces:
         if shared and write and how == STRONG:
             who = np.where(who == MANY, np.int32(ATOMICS), who)
         by = race._by(warp, own, who)
-        self._check(tensor, cells, agent, GENERIC, how, write, warp, by)
+        self._check(tensor, cells, agent, GENERIC, how, write, warp, by, settles)
         return bool(shared)
 
     @staticmethod
@@ -219,9 +225,10 @@ class GlobalRaces:
 
     def _check(
         self, tensor: Tensor, cells: Cells, agent: Agent, row: int, how: int, write: bool,
-        warp: Warp, by: ByLanes | None = None,
+        warp: Warp, by: ByLanes | None = None, settles: bool = False,
     ) -> None:  # fmt: skip
-        """Checks an access, then records it."""
+        """Checks an access, then records it; ``settles``: who is ordered behind this one is behind
+        all earlier strong writes of the cells."""
         bundle = self.race.agents.fit(agent)
         if write and tensor.boxes:
             tensor.spell_out()
@@ -241,6 +248,8 @@ class GlobalRaces:
         tags: NDArray[np.int32] | int = 0 if by is None else by.tags()
         mark = Mark(how, self._cluster, agent.index, agent.clock, warp.pc, tags)
         history = tensor.reads if not write else tensor.strong if how == STRONG else tensor.weak
+        if settles:
+            history.forget(cells)
         history.add(cells, mark, lambda slot, at: self._covered(slot, at, access))
         if fault is not None:
             raise fault
@@ -357,11 +366,12 @@ class GlobalRaces:
         if access.row == ASYNC_GLOBAL and ordered:
             return "missing_proxy_fence", "fence.proxy.async is missing between them"
         loose = np.maximum(access.bundle[LOOSE], access.bundle[UNRELEASED])
-        if holds(loose) or self._flags.nearly(cluster, other, clock):
+        nearly = self._flags.nearly(cluster, access.bundle[UNRELEASED])
+        if holds(loose) or (not inside and other < nearly.size and nearly[other] >= clock):
             return (
                 "sync_scope_too_narrow",
-                "what synchronises them is relaxed, without a fence, or its scope does not reach"
-                " both threads",
+                "what synchronises them is relaxed, without a fence behind the first access and"
+                " another before the second, or its scope does not reach both threads",
             )
         if int(slot.how[cell]) == COPY and inside and wrote:
             return (

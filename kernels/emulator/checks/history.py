@@ -88,6 +88,10 @@ class History:
                 self.slots[1].move(cells[keep], first)
         first.mark(cells, mark)
 
+    def forget(self, cells: Cells) -> None:
+        for slot in self.slots:
+            slot.how[cells] = 0
+
     def split(self, times: int) -> None:
         self.cells *= times
         for slot in self.slots:

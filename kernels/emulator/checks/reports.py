@@ -68,6 +68,8 @@ class Reports:
                 f"{who}, {lane_name(k)}"
                 for who, k in zip((by, before), conflict.lanes[::-1], strict=True)
             )
+        if other.warp is not None and other.warp.cta is not agent.warp.cta:
+            before += f" of CTA {other.warp.cta.block}"
         earlier = f"{'write' if conflict.wrote else 'read'} by {before}"
         at = f" at {source}" if source else ""
         return EmulatorFault(

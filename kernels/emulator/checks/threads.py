@@ -51,7 +51,7 @@ class ThreadHooks(BarrierHooks):
         warp_agent = agent = self._warps[warp]
         self._visit(agent, cta, warp.pc)
         if self.strict:
-            agent = self._lane_agent(warp, agent)
+            agent = self._lane_agent(warp, agent, cta, chosen)
         shadow = self._ctas[id(cta)]
         fine = nbytes < CELL_BYTES
         if fine:
@@ -89,7 +89,11 @@ class ThreadHooks(BarrierHooks):
         order = self._order[warp]
         order.since = True
         part, copies = self._parts.get(warp), self._cp_async.get(warp)
-        agents = (agent.index,) if part is None else (agent.index, part.index)
+        agents: tuple[int, ...] = (agent.index,)
+        if part is not None:
+            agents += (part.index,)
+        if (far := self._far_parts.get(warp)) is not None:
+            agents += tuple(other.index for other in far.values())
         return ByLanes(order, agents, -1 if copies is None else copies.index, agent.clock, who)
 
     def _one_value(self, addrs: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
@@ -98,14 +102,28 @@ class ThreadHooks(BarrierHooks):
             where = f"shared address {int(addrs[lanes[0]]):#x}"
             raise EmulatorFault("smem_race", same_word_twice(where, lanes))
 
-    def _lane_agent(self, warp: Warp, agent: Agent) -> Agent:
+    def _lane_agent(
+        self,
+        warp: Warp,
+        agent: Agent,
+        cta: Cta | None = None,
+        chosen: NDArray[np.bool_] | None = None,
+    ) -> Agent:
         """Who is recorded for an access by the lanes that execute: the warp, or a second agent for
-        a part of it, so that what one lane did is told from what they all did."""
+        a part of it, so that what one lane did is told from what they all did. ``cta``, ``chosen``:
+        whose memory, and which of the lanes where they are not of one mind about it."""
         lanes = warp.cta.machine.lanes
         if lanes != warp.alive:
-            part = self._parts.get(warp)
-            if part is None:
-                part = self._parts[warp] = self.agents.add(WARP, warp)
+            if cta is None or (cta is warp.cta and chosen is None):
+                part = self._parts.get(warp)
+                if part is None:
+                    part = self._parts[warp] = self.agents.add(WARP, warp)
+            else:
+                lanes = sum(1 << lane for lane in self._who(warp, 1, chosen).tolist())
+                parts = self._far_parts.setdefault(warp, {})
+                part = parts.get(id(cta))
+                if part is None:
+                    part = parts[id(cta)] = self.agents.add(WARP, warp)
             self.agents.fit(agent)
             agent.bundle[GENERIC, part.index] = part.clock
             part.bundle = agent.bundle

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 from ..findings import EmulatorFault
 from ..memory.local import LOCAL_GENERIC_BASE
 from ..ptx.ast import Imm, Operand, Reg, Sym
-from ..schedule import CTA_RANK_SHIFT, CTA_WINDOW_MASK
+from ..schedule import CTA_RANK_SHIFT, CTA_WINDOW_MASK, NO_CTA
 from .table import FULL, LANES, SHARED_GENERIC_BASE, Binding, Handler, machine
 
 if TYPE_CHECKING:
     from ..state import Warp
 
-NO_CTA = 0xFF  # the rank in an address that mapa could not make; clusters have at most 16 CTAs
 Lanes64 = NDArray[np.int64]
 
 
@@ -90,25 +89,16 @@ def _is_local(generic: int) -> bool:
 def mapa(b: Binding) -> Handler:
     """The address in CTA b of the cluster that corresponds to an address of shared memory.
 
-    PTX leaves it undefined where the cluster has no CTA b, and so it is a fault under ``isa``. On
-    silicon kernels compute such addresses in lanes that do not use them (quack-kernels' tile
-    scheduler): there the address is one that no CTA has, and its use is the fault.
+    Where the cluster has no CTA b, the address is one that no CTA has, and its use is the fault:
+    compilers move mapa in front of the branch that keeps lanes from using it.
     """
     d, a, rank = b.ins.operands
     put, read, ctas = put_wide(b, d), lanes(b, a), lanes(b, rank)
     base = 0 if b.match[1] else SHARED_GENERIC_BASE
 
     def run(w: Warp, mask: int) -> None:
-        machine = w.cta.machine
         to = ctas(w)
-        exists = (to >= 0) & (to < len(machine.ctas))
-        if machine.options.profile == "isa" and not exists[LANES[mask]].all():
-            wrong = int(to[LANES[mask]][~exists[LANES[mask]]][0])
-            raise EmulatorFault(
-                "cluster_address",
-                f"mapa to CTA {wrong} of a cluster of {len(machine.ctas)}",
-                rank=wrong,
-            )
+        exists = (to >= 0) & (to < len(w.cta.machine.ctas))
         own = read(w) - base & CTA_WINDOW_MASK
         put(w, mask, (own | np.where(exists, to, NO_CTA) << CTA_RANK_SHIFT) + base)
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..checks.flags import SCOPES
 from ..engines.reduction import DTYPES, reduction
 from ..findings import EmulatorFault
+from ..program import operand_regs
 from ..ptx.ast import Vec
 from ..schedule import AsyncOp
 from .memory import by_cta, element_reader, element_writer, is_shared
@@ -60,6 +61,7 @@ def atomic(b: Binding) -> Handler:
     sources = [_readers(b, x, nbytes, count) for x in operands[1 : 3 if op == "cas" else 2]]
     writers = _writers(b, target, nbytes, count, kind) if target is not None else []
     space, order = _modifiers(b)
+    used = target is not None and any(b.program.is_read(r.name) for r in operand_regs(target))
     apply = _update(op, kind, space)
     total = count * nbytes
 
@@ -70,7 +72,7 @@ def atomic(b: Binding) -> Handler:
         old = np.empty((lanes.size, total), np.uint8)
         for shared, own, chosen in _places(w, space, addrs):
             given = [v[chosen] for v in values]
-            old[chosen] = _apply(w, shared, own, chosen, given, apply, total, order, returns)
+            old[chosen] = _apply(w, shared, own, chosen, given, apply, total, order, returns, used)
         for k, write in enumerate(writers):
             write(w, mask, old[:, k * nbytes : (k + 1) * nbytes])
 
@@ -167,14 +169,15 @@ def _apply(
     nbytes: int,
     order: str,
     returns: bool,
+    used: bool,
 ) -> NDArray[np.uint8]:
     """Performs the operation in one memory; returns the old bytes. ``chosen``: which of the
-    executing lanes the addresses are of."""
+    executing lanes the addresses are of; ``returns``: it is an atom, whose result is ``used``."""
     memory = w.cta.gmem if shared is None else shared.smem
     if (race := w.cta.machine.race) is not None and shared is not None:
         race.smem_strong(w, shared, addrs, nbytes, True, order, chosen, reads=returns)
     if shared is None and w.cta.machine.globals is not None:
-        w.cta.machine.globals.atomic(w, addrs, nbytes, order, chosen, returns)
+        w.cta.machine.globals.atomic(w, addrs, nbytes, order, chosen, returns, used)
     one_by_one = np.unique(addrs).size < addrs.size
     rows = [slice(k, k + 1) for k in range(addrs.size)] if one_by_one else [slice(None)]
     before = []

@@ -24,6 +24,24 @@ def last_block(fence):
     return f"{PUT}\nbar.warp.sync -1;\n{fence}\n{TICKET}\nfence.acq_rel.gpu;\n{GET}\nLEAVE:"
 
 
+def in_second(text):
+    """In the second CTA only, for another warp than the one that `SECOND` is for."""
+    return f"setp.eq.u32 %p3, %cta, 0;\n@%p3 bra NONE;\n{text}\nNONE:"
+
+
+def reset_by_last(order, note):
+    """Three CTAs take a ticket (None: only count), fences around; the third resets the count."""
+    count = f"atom.{order}.gpu.global.add.u32 %r7, [%rd3], 1;"
+    if order is None:
+        count = "red.relaxed.gpu.global.add.u32 [%rd3], 1;\nadd.u32 %r7, %cta, 0x3c003c00;"
+    text = (
+        f"{FLAG}\n@!%lead bra LEAVE;\nfence.acq_rel.gpu;\n{count}\nfence.acq_rel.gpu;\n"
+        "sub.u32 %r7, %r7, 0x3c003c00;\nsetp.ne.u32 %p2, %r7, 2;\n@%p2 bra LEAVE;\n"
+        "st.global.b32 [%rd3], 0;\nst.global.b32 [%out], %r7;"
+    )
+    return "".join(f"{line} {note}\n" for line in text.splitlines())
+
+
 BETWEEN = [
     Litmus(
         "the last block reads what the others have fenced", "sync_scope_too_narrow",
@@ -77,6 +95,47 @@ ld.global.b32 %r5, [%rd1];
             "@%lead st.release.gpu.global.b32 [%rd3], %r6;",
             f"{see_flag('.acquire.gpu')}\n{GET}")},
         expect=BOTH, profiles=("isa",), **TWO,
+    ),
+    Litmus(
+        "a fence of the CTA takes in nothing from another", "sync_scope_too_narrow",
+        {0: SECOND.format(
+            f"{PUT}\n{raise_flag('.release.gpu')}",
+            f"{see_flag('.relaxed.gpu')}\nfence.acq_rel.gpu; //right\n"
+            f"fence.acq_rel.cta; //wrong\n{GET}")},
+        expect=BOTH, profiles=("isa",), **TWO,
+    ),
+    Litmus(
+        "what is read at the CTA's scope no fence mends", "sync_scope_too_narrow",
+        {0: SECOND.format(
+            f"{PUT}\n{raise_flag('.release.gpu')}",
+            f"{see_flag('.relaxed.gpu', '//right')}\n{see_flag('.relaxed.cta', '//wrong')}\n"
+            f"fence.acq_rel.gpu;\n{GET}")},
+        expect=BOTH, profiles=("isa",), **TWO,
+    ),
+    Litmus(
+        "who was told of the flag, not who runs beside", "global_race",
+        {0: SECOND.format(f"{PUT}\n{raise_flag('.release.gpu')}",
+                          f"{see_flag('.acquire.gpu')}\nbar.sync 1, 64; //right"),
+         1: in_second(f"bar.sync 1, 64; //right\n{GET}")},
+        expect={3: lane_plus(100)}, grid=2,
+    ),
+    Litmus(
+        "an acquire of the CTA, then a barrier", "sync_scope_too_narrow",
+        {0: SECOND.format(f"{PUT}\n{raise_flag('.release.gpu')}",
+                          f"{see_flag('.acquire.gpu', '//right')}\n"
+                          f"{see_flag('.acquire.cta', '//wrong')}\nbar.sync 1, 64;"),
+         1: in_second(f"bar.sync 1, 64;\n{GET}")},
+        expect={3: lane_plus(100)}, grid=2,
+    ),
+    Litmus(
+        "a reset behind one's own ticket", "sync_scope_too_narrow",
+        {0: reset_by_last("acq_rel", "//right") + reset_by_last("relaxed", "//wrong") + "LEAVE:"},
+        profiles=("isa",), grid=3, threads=32,
+    ),
+    Litmus(
+        "a reset behind a count that nobody looks at", "global_race",
+        {0: reset_by_last("acq_rel", "//right") + reset_by_last(None, "//wrong") + "LEAVE:"},
+        grid=3, threads=32,
     ),
     Litmus(
         "what a volatile flag announces needs its fence", "sync_scope_too_narrow",

@@ -182,6 +182,21 @@ CLUSTER = [
         profiles=("isa",),
     ),
     Litmus(
+        "each lane tells the CTA that it wrote to", "sync_scope_too_narrow",
+        {0: f"{WRITE}\n{MEET}\n"
+            + SECOND.format(
+                "",
+                "mov.u32 %r12, smem;\nsetp.gt.u32 %p2, %lane, 1;\n@%p2 bra SENT;\n"
+                f"ld.shared.b32 %r5, [smem+{AT + 64}];\n"
+                "mapa.shared::cluster.u32 %r13, %r12, %lane;\nadd.u32 %r2, %lane, 200;\n"
+                f"st.shared::cluster.b32 [%r13+{AT}], %r2;\n"
+                "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r13]; //right\n"
+                "mbarrier.arrive.shared::cluster.b64 _, [%r13]; //wrong\nSENT:")
+            + f"\n{wait(0, 0, order='.acquire.cluster')}\n@%lead ld.shared.b32 %r5, [smem+{AT}];"
+            f"\nshfl.sync.idx.b32 %r5, %r5, 0, 31, -1;\n{store('%r5')}\n{MEET}"},
+        setup=init(0), expect={0: 200, 1: 201}, grid=2, cluster=2, threads=32, profiles=("isa",),
+    ),
+    Litmus(
         "a wait for a remote arrival acquires at cluster scope", "sync_scope_too_narrow",
         {0: f"{WRITE}\n{MEET}\n"
             + SECOND.format(
@@ -208,6 +223,14 @@ CLUSTER = [
 ]  # fmt: skip
 
 CASES = WITHIN + BETWEEN + CLUSTER
+
+
+def test_the_other_access_is_of_another_cta():
+    """A race in shared memory names the CTA of the other access where that is not the same."""
+    ran, _ = CLUSTER[0].run(False)
+    message, other = ran.findings[0].message, ran.findings[0].details["other"]
+    assert ran.findings[0].cta == (1, 0, 0) and other["agent"] == "warp 0 of CTA (0, 0, 0)"
+    assert "after the read by warp 0 of CTA (0, 0, 0)" in message
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
