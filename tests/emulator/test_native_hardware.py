@@ -54,5 +54,5 @@ def test_results_are_the_silicons() -> None:
     ],
 )  # fmt: skip
 def test_silicon_keeps_its_bounds(op: str, ulp: float) -> None:
-    """PTX ISA 9.1 sections 9.7.3.8, .13 and .21; so ours, within 0.51 ulp, is that close to it."""
+    """PTX ISA 9.1 sections 9.7.3.8, .13 and .21; test_approximations holds ours against it."""
     assert 0.5 < RECORDED["ulp"][op] <= ulp + 0.5

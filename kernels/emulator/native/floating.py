@@ -2,8 +2,8 @@
 
 Directed rounding is exact without touching the host's rounding mode: the round-to-nearest result is
 stepped by one ulp where the exact error (TwoSum, or a product in double) says so.
-Approximations (ex2, lg2, rcp, ...) are computed in double and rounded once: at most 0.51 ulp from
-the true value. Silicon is within 2 ulp (PTX ISA 9.7.3.21); its exact bits are not modelled here.
+ex2, rcp, rsqrt and sqrt.approx have silicon's bits (mufu). The other approximations (lg2, sin, cos,
+tanh) are computed in double and rounded once: at most 0.51 ulp from the true value.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ..ptx.ast import Instr
 from .builder import V32, BlockBuilder
 from .integer import put_predicate
 from .ir import F32, F64, I1, I32, I64, ZERO, Code, splat_f32, splat_f64, splat_i
+from .mufu import approximation
 from .odd import sum_error
 from .table import native
 
@@ -279,42 +280,34 @@ def _narrow(b: Code, x: str) -> str:
     return b.t(f"fptrunc {F64} {x} to {F32}")
 
 
-def _exp2(b: Code, x: str) -> str:
-    nan = b.t(f"fcmp uno {F32} {x}, {ZERO}")
-    return b.t(f"select {I1} {nan}, {F32} {x}, {F32} {_narrow(b, exp2_f64(b, x))}")
-
-
 def _libm(name: str) -> Callable[[Code, str], str]:
     """In double, then rounded once. Rare in kernels: the host's libm runs lane by lane."""
     return lambda b, x: _narrow(b, b.call(F64, f"llvm.{name}.v32f64", (F64, widen(b, x))))
 
 
-def _reciprocal(b: Code, x: str) -> str:
-    return _narrow(b, b.t(f"fdiv {F64} {splat_f64(1.0)}, {widen(b, x)}"))
-
-
-def _reciprocal_root(b: Code, x: str) -> str:
-    root = b.call(F64, "llvm.sqrt.v32f64", (F64, widen(b, x)))
-    return _narrow(b, b.t(f"fdiv {F64} {splat_f64(1.0)}, {root}"))
-
-
 _FUNCTIONS: dict[str, Callable[[Code, str], str]] = {
-    "ex2": _exp2,
     "lg2": _libm("log2"),
     "sin": _libm("sin"),
     "cos": _libm("cos"),
     "tanh": _libm("tanh"),
-    "rcp": _reciprocal,
-    "rsqrt": _reciprocal_root,
+    "rcp": lambda b, x: b.t(f"fdiv {F32} {splat_f32(1.0)}, {x}"),
     "sqrt": lambda b, x: b.call(F32, "llvm.sqrt.v32f32", (F32, x)),
 }
 
 
-@native(r"(ex2|lg2|sin|cos|rcp|rsqrt|sqrt)\.approx(\.ftz)?\.f32")
+@native(r"(ex2|rcp|rsqrt|sqrt)\.approx(\.ftz)?\.f32")
+def unit(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
+    """One function of one float32, with an H200's bits."""
+    d, x = ins.operands
+    emit = lambda c, x: approximation(c, m[1], bool(m[2]), x)
+    b.set_f32(d, b.outlined(F32, f"{m[1]}.approx{m[2] or ''}", emit, (F32, b.f32(x))))
+
+
+@native(r"(lg2|sin|cos)\.approx(\.ftz)?\.f32")
 @native(r"(rcp|sqrt)\.rn(\.ftz)?\.f32")
 @native(r"(tanh)\.approx()\.f32")
 def function(b: BlockBuilder, ins: Instr, m: re.Match[str]) -> None:
-    """One function of one float32. rcp and sqrt are exactly rounded, the others within 0.51 ulp."""
+    """rcp and sqrt exactly rounded; approximations in double and rounded once, 0.51 ulp."""
     d, x = ins.operands
     ftz = bool(m[2])
 

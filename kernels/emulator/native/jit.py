@@ -19,6 +19,7 @@ import llvmlite.binding as llvm
 from .builder import BlockBuilder
 from .cache import cached
 from .ir import I1
+from .mufu import symbols
 
 # A block: (registers, active lanes, parameters) -> taken lanes.
 _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p)
@@ -121,7 +122,7 @@ def compile_blocks(blocks: list[tuple[BlockBuilder, str | None]]) -> NativeModul
             code = _object_code(text, _BLOCKS_LEVEL)
         else:
             code = cached(_key(text, _BLOCKS_LEVEL), lambda: _object_code(text, _BLOCKS_LEVEL))
-        return _loaded(code, {b.name: _PROTOTYPE for b, _ in blocks})
+        return _loaded(code, text, {b.name: _PROTOTYPE for b, _ in blocks})
 
 
 def compile_functions(text: str, prototypes: Mapping[str, Any]) -> NativeModule:
@@ -130,10 +131,12 @@ def compile_functions(text: str, prototypes: Mapping[str, Any]) -> NativeModule:
     text = f"{text}\n{_ATTRIBUTES}"
     with _lock:
         code = cached(_key(text, _LOOPS_LEVEL), lambda: _object_code(text, _LOOPS_LEVEL))
-        return _loaded(code, prototypes)
+        return _loaded(code, text, prototypes)
 
 
-def _loaded(code: bytes, prototypes: Mapping[str, Any]) -> NativeModule:
+def _loaded(code: bytes, text: str, prototypes: Mapping[str, Any]) -> NativeModule:
+    for name, address in symbols(text).items():  # an object from the cache names them too
+        llvm.add_symbol(name, address)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine(_BLOCKS_LEVEL))
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()

@@ -2,11 +2,11 @@
 
     python record_approx.py approx_sm90.json                       on a Hopper GPU, with numpy
 
-The emulator computes the value rounded once (test_native_oracle), so this is also the distance of
-the emulator from silicon. For each function: how often (silicon - true value) is how many units of
-the last place, over all 2^23 significands of one binade, and over every exponent with 512
-significands, both signs where the function takes them; and a hash of silicon's results, so that
-another GPU can be held against this one bit for bit.
+For each function: how often (silicon - true value) is how many units of the last place, over all
+2^23 significands of one binade, and over every exponent with 512 significands, both signs where the
+function takes them; for ex2 and the roots also over all significands of other binades, where their
+bits differ. And a hash of silicon's results, so that the emulator and another GPU can be held
+against this one bit for bit.
 """
 
 from __future__ import annotations
@@ -53,6 +53,17 @@ def exponents(op: str) -> NDArray[np.float32]:
     if op.split(".")[0] in ("ex2", "rcp", "tanh"):
         bits = np.concatenate([bits, bits | np.uint32(1 << 31)])
     return bits.view(np.float32)
+
+
+def inputs(op: str) -> dict[str, NDArray[np.float32]]:
+    """What ``op`` is recorded for, by name."""
+    out = {"binade": binade(), "exponents": exponents(op)}
+    if op.startswith("ex2"):
+        eighth = binade() / np.float32(8)  # more bits of a fraction than the unit takes
+        return {**out, "negative": -binade(), "eighth": eighth, "negative eighth": -eighth}
+    if "sqrt" in op:
+        return {**out, "odd": binade() * np.float32(2)}  # of odd exponent
+    return out
 
 
 def rounded_once(op: str, x: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -129,8 +140,7 @@ def record(path: str) -> None:
     gpu = Gpu()
     out: dict[str, Any] = {"gpu": gpu.name, "driver": gpu.driver}
     for op in FUNCTIONS:
-        inputs = {"binade": binade(), "exponents": exponents(op)}
-        out[op] = {name: measured(gpu.apply(op, x), op, x) for name, x in inputs.items()}
+        out[op] = {name: measured(gpu.apply(op, x), op, x) for name, x in inputs(op).items()}
     with open(path, "w") as file:
         json.dump(out, file, indent=1)
         file.write("\n")
