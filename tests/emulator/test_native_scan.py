@@ -47,3 +47,26 @@ def test_a_read_of_many_cells_is_that_of_each(seed: int) -> None:
     for cell in range(256):
         expected = Conflict(cell, 5, 3, 17, False) if cell in cells else None
         assert many.write(slice(cell, cell + 1), late, 6, 1, 0) == expected
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_write_of_many_cells_is_that_of_each(seed: int) -> None:
+    """Conflicts with writes and with reads, and what is known of the cells afterwards."""
+    many, single = (written(np.random.default_rng(seed)) for _ in range(2))
+    rng = np.random.default_rng([seed, 2])
+    for agent in (3, 5, 6):
+        first, clock = int(rng.integers(200)), int(rng.integers(1, 10))
+        for shadow in (many, single):
+            everything = np.full(8, 99, np.int32)
+            shadow.read(slice(first, first + 50), everything, agent, clock, pc=agent)
+    view, reads = rng.integers(4, 11, 8).astype(np.int32), rng.integers(4, 11, 8).astype(np.int32)
+    cells = np.sort(rng.permutation(256)[: int(rng.integers(1, 60))]).astype(np.int64)
+    found = many.write(cells, view, 7, 3, 17, reads)
+    each = [single.write(slice(c, c + 1), view, 7, 3, 17, reads) for c in cells.tolist()]
+    conflicts = [c for c in each if c is not None]
+    assert (found is None) == (not conflicts)
+    assert found is None or found in conflicts
+    late = np.array([99, 99, 99, 99, 99, 99, 99, 2], np.int32)  # does not know the write
+    for cell in range(256):
+        expected = Conflict(cell, 7, 3, 17, True) if cell in cells else None
+        assert many.read(slice(cell, cell + 1), late, 4, 1, 0) == expected

@@ -60,6 +60,9 @@ class Shadow:
         self._tags: NDArray[np.int32] | None = None  # of those writes that lanes made
         self._reads: dict[int, _Reader] = {}
         self._atomic: Packed | None = None
+        self._scratch = np.empty(0, np.int64)  # what a mere scan fills
+        self._ends = np.empty(2, np.int64)
+        self._scratch_address, self._ends_address = 0, self._ends.ctypes.data
 
     def refine(self, split: int) -> None:
         """From now on each cell is tracked in so many equal parts: an access narrower than a cell
@@ -144,13 +147,49 @@ class Shadow:
         """Checks a write against the last writes and reads, then records it. ``reads``: the view
         that governs the reads, where it is another."""
         cells, by = self._fine(cells, by, fine)
-        conflict = self._against_writes(cells, view, by, True)
-        conflict = conflict or self._against_reads(cells, view if reads is None else reads)
+        reads = view if reads is None else reads
+        if by is None and not isinstance(cells, slice) and self._holds(cells):
+            # An MMA's accumulator: as in `read`.
+            conflict = self._of_many(cells, view, reads)
+        else:
+            conflict = self._against_writes(cells, view, by, True)
+            conflict = conflict or self._against_reads(cells, reads)
         if by is not None:
             conflict = conflict or self._against_lanes_reads(cells, by)
         self._tag(cells, by)
         self._writes[cells] = pack(agent, clock, pc)
         return conflict
+
+    def _of_many(
+        self, cells: NDArray[np.int64], view: NDArray[np.int32], reads: NDArray[np.int32]
+    ) -> Conflict | None:
+        """What a write of these cells conflicts with; the common case, nothing, in native code."""
+        cells = np.ascontiguousarray(cells, np.int64)
+        where, low, high = cells.ctypes.data, *_span(cells)
+        if not self._is_known(*self._scan(self._writes_address, where, cells.size), view):
+            conflict = self._against_writes(cells, view, None, True)
+            if conflict is not None:
+                return conflict
+        for index, reader in self._reads.items():
+            known = int(reads[index]) if index < reads.size else 0
+            if reader.low >= high or reader.high <= low or reader.latest <= known:
+                continue
+            if self._scan(reader.address, where, cells.size)[1] >= known + 1 << _PC_BITS:
+                return self._against_reads(cells, reads)
+        return None
+
+    def _holds(self, cells: NDArray[np.int64]) -> bool:
+        """Whether the sorted cells are some, and all in range, as native code must trust."""
+        return cells.size > 0 and cells[0] >= 0 and cells[-1] < self.cells
+
+    def _scan(self, values: int, cells: int, count: int) -> tuple[int, int]:
+        """The least and the greatest of an array's values at these cells."""
+        if self._scratch.size < self.cells:
+            self._scratch = np.empty(self.cells, np.int64)
+            self._scratch_address = self._scratch.ctypes.data
+        scan_and_fill()(values, self._scratch_address, cells, self._ends_address, count, 0)
+        oldest, newest = self._ends.tolist()
+        return oldest, newest
 
     def _tag(self, cells: Cells, by: ByLanes | None) -> None:
         if self._tags is None:
