@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import library
 
 cute = pytest.importorskip("cutlass.cute")
 
@@ -156,7 +157,7 @@ def test_python_code_that_torch_calls_sees_the_device():
 
     with stand_in():
 
-        @torch.library.custom_op("stand_in_test::add_one", mutates_args=(), device_types="cuda")
+        @library.custom_op("stand_in_test::add_one", mutates_args=(), device_types="cuda")
         def add_one(x: torch.Tensor) -> torch.Tensor:
             out = torch.empty_like(x)
             seen.append((x.is_cuda, out.is_cuda))
@@ -175,7 +176,7 @@ def test_everything_is_put_back():
 
     before = (
         torch.cuda.is_available,
-        torch.library.custom_op,
+        library.custom_op,
         testing.benchmark,
         vars(CuTeDSL._get_dsl()).get("compile_and_cache"),
         CuTeDSL._get_dsl().envar.keep_ptx,
@@ -185,7 +186,7 @@ def test_everything_is_put_back():
         assert np.isnan(testing.benchmark(lambda: None, kernel_arguments=None))
     after = (
         torch.cuda.is_available,
-        torch.library.custom_op,
+        library.custom_op,
         testing.benchmark,
         vars(CuTeDSL._get_dsl()).get("compile_and_cache"),
         CuTeDSL._get_dsl().envar.keep_ptx,

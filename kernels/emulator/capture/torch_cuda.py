@@ -328,7 +328,7 @@ def _seen(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _custom_op(real: Callable[..., Any]) -> Callable[..., Any]:
-    """torch.library.custom_op for which operators of CUDA tensors are those of CPU tensors."""
+    """torch's custom_op, for which operators of CUDA tensors are those of CPU tensors."""
 
     def custom_op(name: str, fn: Any = None, /, *, device_types: Any = None, **kwargs: Any) -> Any:
         kinds = [device_types] if isinstance(device_types, str) else device_types
@@ -344,12 +344,13 @@ def _custom_op(real: Callable[..., Any]) -> Callable[..., Any]:
 def torch_cuda(gpu: GpuModel) -> Iterator[DeviceMemory]:
     """While the block runs, torch has the modelled CUDA device; in this thread for its tensors."""
     torch = _torch()
+    from torch import library
     from torch.autograd.function import BackwardCFunction
 
     memory = DeviceMemory()
     mode = _mode(memory)
     changes = [(torch.cuda, name, value) for name, value in _cuda_functions(gpu).items()]
-    changes.append((torch.library, "custom_op", _custom_op(torch.library.custom_op)))
+    changes.append((library, "custom_op", _custom_op(library.custom_op)))
     backward = _seen(BackwardCFunction.apply)
 
     def apply(node: Any, *gradients: Any) -> Any:
